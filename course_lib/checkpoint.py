@@ -1,0 +1,89 @@
+"""Checkpoints that are always whole, and a resume that goes on as if nothing had happened.
+
+The file is written beside its name and then renamed over it: a reader, or a run after a crash, finds the old one or the new
+one and never half of one. It holds tensors and plain values only, so it loads with weights_only=True.
+"""
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from course_lib.config import Config, UserError
+
+# What must not change between a run and its continuation. The data may move and the ranks may become more or fewer.
+SAME = ("task", "variables", "train_years", "lead", "width", "depth", "norm", "padding", "lr", "warmup", "seed")
+
+
+def save(path: Path, state: dict) -> None:
+    """Write a checkpoint atomically: written, flushed to disk, then renamed."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename too must survive a power cut
+    finally:
+        os.close(folder)
+
+
+def load(path: Path) -> dict:
+    """Read a checkpoint onto the CPU; one that would run code is refused."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there: nothing to resume; leave out --resume to start anew") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path} is no checkpoint that can be trusted ({reason}); delete it and start anew") from error
+
+
+@dataclass
+class State:
+    """All that a run must know to go on: weights, optimizer, and where in the data it stands."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    epoch: int = 0
+    seen: int = 0  # samples of this epoch that are done
+
+    def save(self, path: Path, config: Config) -> None:
+        """Write everything, with the config that made it."""
+        content = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": {"step": self.step, "epoch": self.epoch, "seen": self.seen},
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+            "config": vars(config),
+        }
+        save(path, content)
+
+    def load(self, path: Path, config: Config) -> None:
+        """Go on from a checkpoint, if it is one of the same training."""
+        content = load(path)
+        try:
+            was = content["config"]
+            for name in SAME:
+                if was[name] != getattr(config, name):
+                    flag = "--" + name.replace("_", "-")
+                    raise UserError(
+                        f"{path} was trained with {flag} {was[name]}, not {getattr(config, name)}: can't go on"
+                    )
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.step, self.epoch, self.seen = (content["position"][name] for name in ("step", "epoch", "seen"))
+            torch.set_rng_state(content["random"])
+            if content["random_cuda"] is not None and torch.cuda.is_available():
+                torch.cuda.set_rng_state(content["random_cuda"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise UserError(
+                f"{path} is not a checkpoint of this model ({error!r}); train anew under another --name"
+            ) from error

@@ -1,0 +1,132 @@
+"""Everything a run can be told, in one flat dataclass; the command line is made from it.
+
+python -m course_lib.train --help
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class UserError(ValueError):
+    """A user's mistake, said in one line that names the file or flag and what to do about it."""
+
+
+def _option(default, help: str, choices: Sequence[str] = ()):
+    return field(default=default, metadata={"help": help, "choices": tuple(choices)})
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. Every field is a flag: `train_years` is `--train-years`."""
+
+    data: str = _option("data/years", "folder of <VARIABLE>_<YEAR>.nc files")
+    runs: str = _option("runs", "folder that holds all runs")
+    name: str = _option("baseline", "this run's folder below --runs")
+    resume: bool = _option(False, "go on from the run's checkpoint")
+
+    task: str = _option("forecast", "what to learn from the files", ["forecast", "superres"])
+    variables: str = _option("", "comma-separated variables; empty: all that are found")
+    train_years: str = _option("", "such as 1980-1986 or 1980,1982; empty: all but the last year")
+    valid_years: str = _option("", "years held out; empty: the last year")
+    lead: int = _option(6, "forecast this many time steps ahead")
+
+    width: int = _option(16, "channels of the UNet's first level")
+    depth: int = _option(2, "how often the UNet halves the image")
+    norm: str = _option("group", "normalisation in the UNet", ["group", "batch", "none"])
+    padding: str = _option("circular", "what lies beyond the image's edge", ["circular", "zeros"])
+    checkpointing: bool = _option(False, "recompute activations in the backward pass instead of keeping them")
+
+    epochs: int = _option(2, "passes over the training years")
+    batch: int = _option(8, "samples a step on each rank")
+    max_steps: int = _option(0, "stop after this many steps in all; 0: when the epochs are done")
+    lr: float = _option(2e-3, "peak learning rate")
+    warmup: int = _option(20, "steps in which the learning rate rises to its peak")
+    seed: int = _option(0, "of the weights and of the order of the samples")
+
+    strategy: str = _option("single", "how the ranks share the work: a name in course_lib.parallel.STRATEGIES")
+    launcher: str = _option("env", "who says which rank this is: RANK, WORLD_SIZE … or MPI", ["env", "mpi"])
+    device: str = _option("auto", "auto takes a GPU where there is one", ["auto", "cpu", "cuda"])
+    timeout: int = _option(120, "seconds that a rank waits for the others before it gives up")
+    threads: int = _option(1, "CPU threads of each rank")
+    workers: int = _option(0, "DataLoader worker processes of each rank")
+    prefetch: int = _option(2, "batches loaded ahead by a thread; 0: none")
+
+    log_every: int = _option(10, "steps between two lines of metrics.jsonl")
+    checkpoint_every: int = _option(0, "steps between two checkpoints; 0: one an epoch")
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            flag = "--" + f.name.replace("_", "-")
+            if type(value) is not f.type and not (f.type is float and type(value) is int):
+                raise UserError(f"{flag} must be {f.type.__name__}, not {value!r}")
+            if choices and value not in choices:
+                raise UserError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
+        for name in ("width", "batch", "epochs", "threads", "timeout", "log_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every", "lr"):
+            if getattr(self, name) < 0:
+                raise UserError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
+        if not self.name or Path(self.name).name != self.name:
+            raise UserError(f"--name must be a plain folder name, not {self.name!r}")
+
+    @property
+    def run(self) -> Path:
+        """The run's own folder."""
+        return Path(self.runs) / self.name
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str] | None = None, prog: str = "python -m course_lib.train") -> "Config":
+        """Read the command line; a mistake ends the program with exit code 2 and one line."""
+        parser = argparse.ArgumentParser(prog=prog, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        for f in dataclasses.fields(cls):
+            flag, meta = "--" + f.name.replace("_", "-"), f.metadata
+            if f.type is bool:
+                parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=f.default, help=meta["help"])
+            else:
+                parser.add_argument(
+                    flag, type=f.type, default=f.default, help=meta["help"], choices=meta["choices"] or None
+                )
+        return cls(**vars(parser.parse_args(arguments)))
+
+    def arguments(self) -> list[str]:
+        """The command line that gives this config: only what differs from the defaults."""
+        words = []
+        for f in dataclasses.fields(self):
+            value, flag = getattr(self, f.name), "--" + f.name.replace("_", "-")
+            if value != f.default:
+                words += [flag if value else flag.replace("--", "--no-", 1)] if f.type is bool else [flag, str(value)]
+        return words
+
+    def replace(self, **changes) -> "Config":
+        """The same with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def parse_years(text: str, flag: str = "--years") -> list[int]:
+    """`1980-1982,1985` → [1980, 1981, 1982, 1985]."""
+    years: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            years += range(int(first), int(last or first) + 1)
+    except ValueError:
+        years = []
+    if not years or years != sorted(set(years)):
+        raise UserError(f"{flag} must look like 1980-1989 or 1980,1982 in rising order, not {text!r}")
+    return years
+
+
+def run_main(main: Callable[[], int | None]) -> None:
+    """Run a command's main(): a user's mistake is one line on stderr and exit code 2, without a traceback."""
+    try:
+        sys.exit(main())
+    except UserError as error:
+        line = str(error).strip().splitlines()[-1]  # one raised in a DataLoader worker brings its traceback along
+        print(f"error: {line.removeprefix('course_lib.config.UserError: ')}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,72 @@
+"""Numbers that are true on any number of ranks, and the log that every plot reads.
+
+runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, readable while the run goes on:
+
+    {"event": "start", "time": …, "config": {…}, "world_size": …, "device": …, "parameters": …, "torch": …}
+    {"event": "step",  "time": …, "step": …, "epoch": …, "loss": …, "lr": …, "samples_per_s": …, "wait_share": …}
+    {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …}, "count": …}
+    {"event": "end",   "time": …, "step": …, "seconds": …}
+
+time is in seconds since 1970; a resumed run writes some steps again, and the last one counts.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from course_lib.world import World
+
+
+def sum_over_ranks(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Add up every rank's values. Means are made from sums and counts afterwards: shards may be uneven."""
+    if world.world_size > 1:
+        values = values.to(world.device)
+        dist.all_reduce(values)
+    return values.cpu()
+
+
+class Log:
+    """Appends to metrics.jsonl on rank 0; a silent stand-in on the others."""
+
+    def __init__(self, path: Path, world: World):
+        self.file = None
+        if world.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(path, "ab+")
+            if self.file.tell() and self._last_byte() != b"\n":  # a killed run may have left half a line
+                self.file.write(b"\n")
+
+    def _last_byte(self) -> bytes:
+        self.file.seek(-1, os.SEEK_END)
+        return self.file.read(1)
+
+    def write(self, event: str, **fields) -> None:
+        if self.file:
+            self.file.write(json.dumps({"event": event, "time": time.time(), **fields}).encode() + b"\n")
+            self.file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.file:
+            self.file.close()
+
+
+def read_log(run: str | Path) -> list[dict]:
+    """A run's events in order; half-written lines are left out, and of a step written twice the last one counts."""
+    events: dict[tuple, dict] = {}
+    for line in (Path(run) / "metrics.jsonl").read_text().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        key = (event["event"], event.get("step"))
+        events.pop(key, None)
+        events[key] = event
+    return list(events.values())

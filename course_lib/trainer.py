@@ -1,0 +1,167 @@
+"""The training loop, to be read from top to bottom: train_step, evaluate, fit."""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from course_lib.checkpoint import State
+from course_lib.config import Config, UserError
+from course_lib.data.batches import Batches, shard
+from course_lib.data.tasks import Task, make_task
+from course_lib.metrics import Log, sum_over_ranks
+from course_lib.parallel import STRATEGIES, nothing
+from course_lib.prefetch import Prefetcher, apply_to_tensors
+from course_lib.progress import Progress
+from course_lib.unet import UNet
+from course_lib.world import World, start
+
+
+def train_step(
+    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], optimizer, sync: Callable[[], None] = nothing
+) -> torch.Tensor:
+    """One step: forward, backward, gradients in agreement, update. Returns the loss without waiting for the device."""
+    x, y = batch  # (batch, channel, y, x)
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    sync()
+    optimizer.step()
+    return loss.detach()
+
+
+@torch.no_grad()
+def evaluate(model: Callable, batches, world: World = World(), *, weight: torch.Tensor | None = None) -> dict:
+    """Mean squared error and each channel's RMSE over all samples of all ranks: sums and counts, never means of means."""
+    total, weights, count = 0.0, 0.0, 0
+    for x, y in batches:
+        share = torch.ones(1, device=y.device) if weight is None else weight.to(y.device)
+        error = ((model(x) - y).double().square() * share).sum(dim=(0, 2, 3))  # one a channel
+        total = total + error
+        weights += float(share.expand(y.shape[-2:]).sum()) * len(y)
+        count += len(y)
+    *errors, weights, count = sum_over_ranks(torch.cat([total, total.new_tensor([weights, count])]), world).tolist()
+    mean = [error / weights for error in errors]
+    return {"loss": sum(mean) / len(mean), "rmse": [math.sqrt(m) for m in mean], "count": int(count)}
+
+
+def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
+    """Rises in a line for `warmup` steps, then falls along half a cosine to zero."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+
+
+def make_model(config: Config, task: Task) -> UNet:
+    """The UNet of a config, with the same weights on every rank."""
+    torch.manual_seed(config.seed)
+    return UNet(
+        task.inputs,
+        task.outputs,
+        width=config.width,
+        depth=config.depth,
+        norm=config.norm,
+        padding=config.padding,
+        residual=True,
+        checkpointing=config.checkpointing,
+    )
+
+
+def make_loader(config: Config, dataset, batches, world: World):
+    """Batches on their device: read by a thread that runs ahead, by worker processes, or in the loop itself."""
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=config.workers)
+    if config.prefetch:
+        return Prefetcher(loader, world.device, depth=config.prefetch)
+    return (apply_to_tensors(batch, lambda tensor: tensor.to(world.device)) for batch in loader)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a run leaves: the trained model, its last evaluation and its folder with the log and the checkpoint."""
+
+    model: UNet
+    metrics: dict
+    run: Path
+
+
+def fit(config: Config, world: World | None = None) -> Fitted:
+    """Train as the config says, on this rank of the world; without one, in this process alone."""
+    world = world or start(config)
+    task = make_task(config, world)
+    model = make_model(config, task).to(world.device)
+    wrapped, sync = STRATEGIES[config.strategy](model, world)
+    state = State(model, torch.optim.Adam(model.parameters()))
+    saved = config.run / "checkpoint.pt"
+    if config.resume:
+        state.load(saved, config)
+    elif world.is_main:
+        set_aside(config.run)
+    whole = Batches(len(task.train), config.batch, world=world)
+    steps = min(config.epochs * len(whole), config.max_steps or config.epochs * len(whole))
+
+    with (
+        Log(config.run / "metrics.jsonl", world) as log,
+        Progress(steps, done=state.step, quiet=not world.is_main) as progress,
+    ):
+        count = sum(parameter.numel() for parameter in model.parameters())
+        facts = {"device": str(world.device), "parameters": count, "torch": torch.__version__}
+        log.write("start", config=vars(config), world_size=world.world_size, step=state.step, **facts)
+        began = time.perf_counter()
+        while True:
+            for value, timing in train_epoch(wrapped, state, task, config=config, world=world, steps=steps, sync=sync):
+                log.write("step", step=state.step, epoch=state.epoch, loss=value, **timing)
+                progress.update(state.step, loss=value, samples_per_s=timing["samples_per_s"])
+            loader = make_loader(config, task.valid, shard(len(task.valid), config.batch, world), world)
+            metrics = evaluate(wrapped.eval(), loader, world)
+            metrics["rmse"] = dict(zip(task.train.variables, metrics["rmse"]))
+            log.write("eval", step=state.step, epoch=state.epoch, **metrics)
+            progress.note(f"step {state.step}  validation loss {metrics['loss']:.4f}")
+            if world.is_main:
+                state.save(saved, config)
+            if state.step >= steps:
+                log.write("end", step=state.step, seconds=time.perf_counter() - began)
+                return Fitted(model, metrics, config.run)
+
+
+def train_epoch(model: nn.Module, state: State, task: Task, *, config: Config, world: World, steps: int, sync=nothing):
+    """Train to the end of the epoch, or to `steps`. Yields (loss, timing) whenever the log is due."""
+    model.train()
+    batches = Batches(len(task.train), config.batch, seed=config.seed, epoch=state.epoch, seen=state.seen, world=world)
+    loader = iter(make_loader(config, task.train, batches, world))
+    marked, marked_step, waited = time.perf_counter(), state.step, 0.0
+    while state.step < steps:
+        asked = time.perf_counter()
+        batch = next(loader, None)
+        waited += time.perf_counter() - asked
+        if batch is None:
+            state.epoch, state.seen = state.epoch + 1, 0
+            break
+        rate = learning_rate(state.step, peak=config.lr, warmup=config.warmup, steps=steps)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate
+        loss = train_step(model, batch, state.optimizer, sync)
+        state.step, state.seen = state.step + 1, state.seen + batches.global_batch
+        if state.step % config.log_every == 0 or state.step == steps:
+            value, now = float(loss), time.perf_counter()
+            if not math.isfinite(value):
+                raise UserError(f"the loss is {value} at step {state.step}: lower --lr, or look at the data")
+            speed = (state.step - marked_step) * batches.global_batch / (now - marked)
+            yield value, {"lr": rate, "samples_per_s": speed, "wait_share": waited / (now - marked)}
+            marked, marked_step, waited = time.perf_counter(), state.step, 0.0
+        if config.checkpoint_every and state.step % config.checkpoint_every == 0 and world.is_main:
+            state.save(config.run / "checkpoint.pt", config)
+    loader.close()
+
+
+def set_aside(run: Path) -> None:
+    """A new run under an old name: keep the old log and checkpoint as *.previous."""
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        if (run / name).exists():
+            os.replace(run / name, run / f"{name}.previous")

@@ -1,0 +1,121 @@
+"""Which rank am I, of how many, on which device: the only file that touches process groups.
+
+Launchers differ, the dialect inside is one: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Alone, there is no group.
+"""
+
+import gc
+import os
+import socket
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from course_lib.config import Config, UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place. The default is a world of one on the CPU."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0 prints, logs and saves."""
+        return self.rank == 0
+
+
+def start(config: Config) -> World:
+    """Find this process's place and join the others, if there are any."""
+    torch.set_num_threads(config.threads)  # explicit: the default takes every core, and ranks would fight over them
+    store = None
+    if config.launcher == "mpi":
+        rank, local_rank, world_size, store = _ask_mpi()
+    else:
+        rank, local_rank, world_size = _ask_environment()
+    device = _pick_device(config.device, local_rank)
+    if world_size > 1:
+        if (store.host if store else os.environ["MASTER_ADDR"]) in ("localhost", "127.0.0.1"):
+            _stay_on_this_machine()
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=config.timeout),
+        )
+    return World(rank, local_rank, world_size, device)
+
+
+def stop(world: World) -> None:
+    """Leave the group. The wrapped model must be gone by now: gloo aborts at exit when a DDP object outlives its group."""
+    if world.world_size > 1:
+        gc.collect()
+        barrier(world)
+        dist.destroy_process_group()
+
+
+def barrier(world: World) -> None:
+    """Wait for all ranks."""
+    if world.world_size > 1:
+        dist.barrier(device_ids=[world.device.index] if world.device.type == "cuda" else None)
+
+
+def _ask_environment() -> tuple[int, int, int]:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if len(missing) == len(names) or os.environ.get("WORLD_SIZE") == "1":
+        return 0, int(os.environ.get("LOCAL_RANK", "0")), 1
+    if missing:
+        raise UserError(f"{' and '.join(missing)} must be set beside the rest; start the ranks with torchrun")
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return rank, int(os.environ.get("LOCAL_RANK", rank)), world_size
+
+
+def _ask_mpi() -> tuple[int, int, int, dist.Store | None]:
+    """Rank and size from the communicator; rank 0 listens on a free port and tells the others."""
+    from mpi4py import MPI
+
+    everyone = MPI.COMM_WORLD
+    launched = max(
+        int(os.environ.get(name, "1")) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    )
+    if launched != everyone.size:
+        raise UserError(
+            f"{launched} processes were launched, but each is alone in a world of {everyone.size}: the launcher belongs to "
+            "another MPI than mpi4py does; use the mpirun beside this python, or srun --mpi=pmi2"
+        )
+    here = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    if everyone.size == 1:
+        return 0, 0, 1, None
+    host = "127.0.0.1" if here.size == everyone.size else everyone.bcast(socket.getfqdn())
+    store = dist.TCPStore(host, 0, everyone.size, True, wait_for_workers=False) if everyone.rank == 0 else None
+    port = everyone.bcast(store.port if store else None)
+    store = store or dist.TCPStore(host, port, everyone.size, False)
+    return everyone.rank, here.rank, everyone.size, store
+
+
+def _pick_device(name: str, local_rank: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if name == "cuda" and not count:
+        raise UserError("--device cuda, but torch sees no GPU here; use --device auto or cpu")
+    if name == "cpu" or not count:
+        return torch.device("cpu")
+    if local_rank >= count:
+        raise UserError(
+            f"local rank {local_rank} has no GPU of its own: {count} here; start fewer ranks or --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _stay_on_this_machine() -> None:
+    """gloo looks its own host name up, which fails on laptops and containers: on one machine use the loopback."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
