@@ -5,7 +5,7 @@ one and never half of one. It holds tensors and plain values only, so it loads w
 """
 
 import os
-import pickle
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +34,16 @@ def save(path: Path, state: dict) -> None:
 
 
 def load(path: Path) -> dict:
-    """Read a checkpoint onto the CPU; one that would run code is refused."""
+    """Read a checkpoint onto the CPU; one that is damaged or would run code is refused."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():  # torch.load itself does not compare the checksums
+                raise zipfile.BadZipFile(f"{damaged} is damaged")
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path} is not there: nothing to resume; leave out --resume to start anew") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a file that is no checkpoint can make the reader raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path} is no checkpoint that can be trusted ({reason}); delete it and start anew") from error
 
 
@@ -83,7 +86,9 @@ class State:
             torch.set_rng_state(content["random"])
             if content["random_cuda"] is not None and torch.cuda.is_available():
                 torch.cuda.set_rng_state(content["random_cuda"])
-        except (KeyError, TypeError, RuntimeError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # whatever the parts of a foreign file make of it
             raise UserError(
                 f"{path} is not a checkpoint of this model ({error!r}); train anew under another --name"
             ) from error

@@ -5,6 +5,7 @@ python -m course_lib.train --help
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,13 @@ from pathlib import Path
 
 class UserError(ValueError):
     """A user's mistake, said in one line that names the file or flag and what to do about it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a wrong flag is one line like every other mistake, without the usage of all thirty flags."""
+
+    def error(self, message: str):
+        raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
 def _option(default, help: str, choices: Sequence[str] = ()):
@@ -43,7 +51,7 @@ class Config:
     epochs: int = _option(2, "passes over the training years")
     batch: int = _option(8, "samples a step on each rank")
     max_steps: int = _option(0, "stop after this many steps in all; 0: when the epochs are done")
-    lr: float = _option(2e-3, "peak learning rate")
+    lr: float = _option(4e-3, "peak learning rate")
     warmup: int = _option(20, "steps in which the learning rate rises to its peak")
     seed: int = _option(0, "of the weights and of the order of the samples")
 
@@ -69,10 +77,14 @@ class Config:
         for name in ("width", "batch", "epochs", "threads", "timeout", "log_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every", "lr"):
+        for name in ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise UserError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
-        if not self.name or Path(self.name).name != self.name:
+        if not 0 <= self.lr <= 1e30:  # nor may it be "not a number"
+            raise UserError(f"--lr must be from 0 to 1e30, not {self.lr}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed must be from 0 to {2**32 - 1}, not {self.seed}")
+        if self.name in ("", "..") or Path(self.name).name != self.name:
             raise UserError(f"--name must be a plain folder name, not {self.name!r}")
 
     @property
@@ -82,8 +94,8 @@ class Config:
 
     @classmethod
     def parse(cls, arguments: Sequence[str] | None = None, prog: str = "python -m course_lib.train") -> "Config":
-        """Read the command line; a mistake ends the program with exit code 2 and one line."""
-        parser = argparse.ArgumentParser(prog=prog, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        """Read the command line; a mistake is a UserError."""
+        parser = Parser(prog=prog, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         for f in dataclasses.fields(cls):
             flag, meta = "--" + f.name.replace("_", "-"), f.metadata
             if f.type is bool:
@@ -100,7 +112,7 @@ class Config:
         for f in dataclasses.fields(self):
             value, flag = getattr(self, f.name), "--" + f.name.replace("_", "-")
             if value != f.default:
-                words += [flag if value else flag.replace("--", "--no-", 1)] if f.type is bool else [flag, str(value)]
+                words += [flag if value else flag.replace("--", "--no-", 1)] if f.type is bool else [f"{flag}={value}"]
         return words
 
     def replace(self, **changes) -> "Config":
@@ -110,14 +122,11 @@ class Config:
 
 def parse_years(text: str, flag: str = "--years") -> list[int]:
     """`1980-1982,1985` → [1980, 1981, 1982, 1985]."""
-    years: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            years += range(int(first), int(last or first) + 1)
-    except ValueError:
-        years = []
-    if not years or years != sorted(set(years)):
+    parts = text.split(",")
+    spans = [(int(part[:4]), int(part[-4:])) for part in parts if re.fullmatch(r"\d{4}(-\d{4})?", part)]
+    years = [year for first, last in spans for year in range(first, last + 1)]
+    falls = any(first > last for first, last in spans)
+    if len(spans) < len(parts) or falls or years != sorted(set(years)):
         raise UserError(f"{flag} must look like 1980-1989 or 1980,1982 in rising order, not {text!r}")
     return years
 

@@ -7,7 +7,8 @@ runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, re
     {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …}, "count": …}
     {"event": "end",   "time": …, "step": …, "seconds": …}
 
-time is in seconds since 1970; a resumed run writes some steps again, and the last one counts.
+time is in seconds since 1970. A step's loss is that of rank 0's batch, an evaluation's that of all samples on all ranks.
+A resumed run writes some steps again, and the last one counts.
 """
 
 import json

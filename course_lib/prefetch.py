@@ -76,8 +76,8 @@ def _drain(batches: queue.Queue) -> None:
 
 def _produce(loader: Iterable, device: torch.device, batches: queue.Queue, stop: threading.Event) -> None:
     """Runs in the thread: load, move, queue; then the end or the exception, in the place where it happened."""
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     try:
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         for batch in loader:
             if stop.is_set():
                 return

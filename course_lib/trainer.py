@@ -1,5 +1,6 @@
 """The training loop, to be read from top to bottom: train_step, evaluate, fit."""
 
+import contextlib
 import math
 import os
 import time
@@ -76,7 +77,8 @@ def make_model(config: Config, task: Task) -> UNet:
 
 def make_loader(config: Config, dataset, batches, world: World):
     """Batches on their device: read by a thread that runs ahead, by worker processes, or in the loop itself."""
-    loader = DataLoader(dataset, batch_sampler=batches, num_workers=config.workers)
+    generator = torch.Generator()  # of its own: the checkpoint's random state is for the model, not for the loader
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=config.workers, generator=generator)
     if config.prefetch:
         return Prefetcher(loader, world.device, depth=config.prefetch)
     return (apply_to_tensors(batch, lambda tensor: tensor.to(world.device)) for batch in loader)
@@ -93,6 +95,8 @@ class Fitted:
 
 def fit(config: Config, world: World | None = None) -> Fitted:
     """Train as the config says, on this rank of the world; without one, in this process alone."""
+    if config.strategy not in STRATEGIES:
+        raise UserError(f"--strategy must be one of {', '.join(STRATEGIES)}, not {config.strategy!r}")
     world = world or start(config)
     task = make_task(config, world)
     model = make_model(config, task).to(world.device)
@@ -120,6 +124,7 @@ def fit(config: Config, world: World | None = None) -> Fitted:
                 progress.update(state.step, loss=value, samples_per_s=timing["samples_per_s"])
             loader = make_loader(config, task.valid, shard(len(task.valid), config.batch, world), world)
             metrics = evaluate(wrapped.eval(), loader, world)
+            require_finite(metrics["loss"], state.step)  # before the last good checkpoint is replaced
             metrics["rmse"] = dict(zip(task.train.variables, metrics["rmse"]))
             log.write("eval", step=state.step, epoch=state.epoch, **metrics)
             progress.note(f"step {state.step}  validation loss {metrics['loss']:.4f}")
@@ -134,30 +139,33 @@ def train_epoch(model: nn.Module, state: State, task: Task, *, config: Config, w
     """Train to the end of the epoch, or to `steps`. Yields (loss, timing) whenever the log is due."""
     model.train()
     batches = Batches(len(task.train), config.batch, seed=config.seed, epoch=state.epoch, seen=state.seen, world=world)
-    loader = iter(make_loader(config, task.train, batches, world))
     marked, marked_step, waited = time.perf_counter(), state.step, 0.0
-    while state.step < steps:
-        asked = time.perf_counter()
-        batch = next(loader, None)
-        waited += time.perf_counter() - asked
-        if batch is None:
-            state.epoch, state.seen = state.epoch + 1, 0
-            break
-        rate = learning_rate(state.step, peak=config.lr, warmup=config.warmup, steps=steps)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate
-        loss = train_step(model, batch, state.optimizer, sync)
-        state.step, state.seen = state.step + 1, state.seen + batches.global_batch
-        if state.step % config.log_every == 0 or state.step == steps:
-            value, now = float(loss), time.perf_counter()
-            if not math.isfinite(value):
-                raise UserError(f"the loss is {value} at step {state.step}: lower --lr, or look at the data")
-            speed = (state.step - marked_step) * batches.global_batch / (now - marked)
-            yield value, {"lr": rate, "samples_per_s": speed, "wait_share": waited / (now - marked)}
-            marked, marked_step, waited = time.perf_counter(), state.step, 0.0
-        if config.checkpoint_every and state.step % config.checkpoint_every == 0 and world.is_main:
-            state.save(config.run / "checkpoint.pt", config)
-    loader.close()
+    with contextlib.closing(iter(make_loader(config, task.train, batches, world))) as loader:  # also when a step fails
+        while state.step < steps:
+            asked = time.perf_counter()
+            batch = next(loader, None)
+            waited += time.perf_counter() - asked
+            if batch is None:
+                state.epoch, state.seen = state.epoch + 1, 0
+                break
+            rate = learning_rate(state.step, peak=config.lr, warmup=config.warmup, steps=steps)
+            for group in state.optimizer.param_groups:
+                group["lr"] = rate
+            loss = train_step(model, batch, state.optimizer, sync)
+            state.step, state.seen = state.step + 1, state.seen + batches.global_batch
+            if state.step % config.log_every == 0 or state.step == steps:
+                value, now = float(loss), time.perf_counter()
+                require_finite(value, state.step)
+                speed = (state.step - marked_step) * batches.global_batch / (now - marked)
+                yield value, {"lr": rate, "samples_per_s": speed, "wait_share": waited / (now - marked)}
+                marked, marked_step, waited = time.perf_counter(), state.step, 0.0
+            if config.checkpoint_every and state.step % config.checkpoint_every == 0 and world.is_main:
+                state.save(config.run / "checkpoint.pt", config)
+
+
+def require_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise UserError(f"the loss is {loss} at step {step}: lower --lr, or look at the data")
 
 
 def set_aside(run: Path) -> None:

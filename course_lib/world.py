@@ -73,8 +73,11 @@ def _ask_environment() -> tuple[int, int, int]:
         return 0, int(os.environ.get("LOCAL_RANK", "0")), 1
     if missing:
         raise UserError(f"{' and '.join(missing)} must be set beside the rest; start the ranks with torchrun")
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return rank, int(os.environ.get("LOCAL_RANK", rank)), world_size
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return rank, int(os.environ.get("LOCAL_RANK", rank)), world_size
+    except ValueError as error:
+        raise UserError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers ({error}); use torchrun") from error
 
 
 def _ask_mpi() -> tuple[int, int, int, dist.Store | None]:

@@ -7,12 +7,12 @@ python -m course_lib.data.make --real ncep                                  # re
 A file appears under its name only when it is whole. A killed run goes on where it stopped.
 """
 
-import argparse
 import calendar
 import concurrent.futures
 import fcntl
 import multiprocessing
 import os
+import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from course_lib.config import UserError, parse_years, run_main
+from course_lib.config import Parser, UserError, parse_years, run_main
 from course_lib.data import stats, weather
 
 FORMATS = {
@@ -66,7 +66,6 @@ def hours_of(year: int) -> int:
 def make_year(out: Path, year: int, *, size: int, hours: int, format: str, recipe: str, report=None) -> dict:
     """Simulate one year into its files; returns their statistics, which come for free here."""
     torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     paths = {name: out / f"{name}_{year}.nc" for name in weather.VARIABLES}
     totals = dict.fromkeys(weather.VARIABLES, stats.Stats())
     with ExitStack() as stack:
@@ -95,9 +94,16 @@ def make_year(out: Path, year: int, *, size: int, hours: int, format: str, recip
 _queue = None
 
 
-def _set_queue(queue) -> None:
+def _start_worker(queue) -> None:
     global _queue
     _queue = queue
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """A killed run must not go on writing: nobody holds the folder's lock any more."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _worker(*args, **options) -> dict:
@@ -122,7 +128,7 @@ def simulate_years(out: Path, years: list[int], *, size: int, hours: int, format
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     bar = tqdm(total=sum(options["hours"] // 24 for _, options in todo), desc=str(out), unit="day")
-    with bar, concurrent.futures.ProcessPoolExecutor(jobs, context, _set_queue, (queue,)) as pool:
+    with bar, concurrent.futures.ProcessPoolExecutor(jobs, context, _start_worker, (queue,)) as pool:
         pending = {pool.submit(_worker, out, year, **options) for year, options in todo}
         while pending:
             done, pending = concurrent.futures.wait(pending, timeout=0.2)
@@ -135,8 +141,12 @@ def simulate_years(out: Path, years: list[int], *, size: int, hours: int, format
 @contextmanager
 def _alone(out: Path):
     """Hold the folder's lock, which ends with the process, however that ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as lock:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / ".lock", "w")
+    except OSError as error:
+        raise UserError(f"--out {out} can't be written to ({error.strerror}); choose another folder") from error
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -145,7 +155,7 @@ def _alone(out: Path):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m course_lib.data.make", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m course_lib.data.make", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder to fill (default: data/years, or data/<name> with --real)")
     parser.add_argument("--years", default="1980-1987", help="such as 1980-1989 or 1980,1982 (default: %(default)s)")
     parser.add_argument("--size", type=int, default=64, help="grid points each way (default: %(default)s)")
@@ -158,6 +168,7 @@ def main() -> int:
         raise UserError(f"--size must be an even number of at least 16, not {options.size}")
     if options.hours < 0 or options.jobs < 1:
         raise UserError("--hours must not be negative and --jobs must be at least 1")
+    years = parse_years(options.years)
     out = options.out or Path("data") / (options.real or "years")
     with _alone(out):
         if options.real:
@@ -165,7 +176,6 @@ def main() -> int:
 
             ncep.make_all(out, format=options.format)
         else:
-            years = parse_years(options.years)
             simulate_years(out, years, size=options.size, hours=options.hours, format=options.format, jobs=options.jobs)
     return 0
 

@@ -5,7 +5,9 @@ no private memory. Chunked and compressed variables go through h5py, classic Net
 """
 
 import os
+import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +17,12 @@ import numpy as np
 
 from course_lib.config import UserError
 
-_LOCK = threading.Lock()  # HDF5 is not thread-safe, and conda's netCDF4 and h5py share one
+_LOCK = threading.RLock()  # HDF5 is not thread-safe, and conda's netCDF4 and h5py share one
 
 
 def _fresh_lock() -> None:
     global _LOCK
-    _LOCK = threading.Lock()
+    _LOCK = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_fresh_lock)  # another thread may have held it when we forked
@@ -34,12 +36,13 @@ class Header:
     variable: str
     shape: tuple[int, int, int]  # (time, y, x)
     dtype: np.dtype
-    scale: float
-    offset: float
+    scale: float | np.floating  # as the file has it: in float32 or in float64
+    offset: float | np.floating
     missing: tuple[float, ...]  # stored values that mean "no value"
     time_units: str
     calendar: str
     storage: tuple  # ("contiguous",), ("chunked", chunk sizes) or ("classic",)
+    size: int  # of the file, in bytes
 
     @property
     def plain(self) -> bool:
@@ -48,10 +51,8 @@ class Header:
 
     def unpack(self, raw: np.ndarray, out: np.ndarray, *, mask: bool) -> None:
         """Turn stored values into float32 ones; with `mask`, NaN where the file has no value."""
-        np.copyto(out, raw, casting="unsafe")
-        if (self.scale, self.offset) != (1.0, 0.0):
-            out *= np.float32(self.scale)
-            out += np.float32(self.offset)
+        packed = (self.scale, self.offset) != (1.0, 0.0)
+        np.copyto(out, raw * self.scale + self.offset if packed else raw, casting="unsafe")
         for value in self.missing if mask else ():
             out[raw == value] = np.nan
 
@@ -62,55 +63,103 @@ def _broken(path: Path, error: object) -> UserError:
     )
 
 
-def _pick(dataset: netCDF4.Dataset, path: Path, name: str) -> netCDF4.Variable:
+def _pick(variables: Mapping, path: Path, name: str):
     """The variable called as the file is, or the only one with a time and two space dimensions."""
-    for key, variable in dataset.variables.items():
-        if key.casefold() == name.casefold():
-            return variable
-    fields = [v for v in dataset.variables.values() if v.ndim >= 3]
-    if len(fields) != 1:
-        have = ", ".join(dataset.variables) or "none"
+    if getattr(found := variables.get(name), "ndim", 0):
+        return found
+    fields = {key: variable for key, variable in variables.items() if getattr(variable, "ndim", 0) >= 3}
+    alike = [variable for key, variable in fields.items() if key.casefold() == name.casefold()] or [*fields.values()]
+    if len(alike) != 1:
+        have = ", ".join(variables) or "none"
         raise UserError(f"{path} holds no variable {name} (it has {have}): rename the file or the variable")
-    return fields[0]
+    return alike[0]
+
+
+def _variables(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """Without the groups, and without the dimensions that HDF5 shows as if they were variables."""
+    mark = b"This is a netCDF dimension but not a netCDF variable"
+    sets = {name: found for name, found in file.items() if isinstance(found, h5py.Dataset)}
+    return {name: found for name, found in sets.items() if mark not in np.bytes_(found.attrs.get("NAME", b""))}
+
+
+def _attributes(stored: h5py.Dataset, *names: str) -> dict:
+    return {name: stored.attrs[name] for name in names if name in stored.attrs}  # `get` is slow to find nothing
+
+
+def _value(attributes: Mapping, name: str, default):
+    """An attribute as one value: HDF5 may hold it in an array of one, a text as bytes or as nothing at all."""
+    value = attributes.get(name, default)
+    value = default if isinstance(value, h5py.Empty) else np.ravel(value)[0] if np.ndim(value) else value
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _make_header(path: Path, stored, attributes: Mapping, time: Mapping, *, dtype: np.dtype, storage: tuple) -> Header:
+    """A header of what either library found; `attributes` are the variable's, `time` its first dimension's."""
+    name, shape = stored.name.lstrip("/"), stored.shape
+    if len(shape) < 3 or np.prod(shape[1:-2], dtype=int) != 1:
+        raise UserError(f"{path}: {name} must have the shape (time, y, x), and has {shape}; leave it out")
+    default = netCDF4.default_fillvals.get(dtype.str[1:])
+    missing = [attributes.get("_FillValue", default), attributes.get("missing_value")]  # some name several
+    missing = np.hstack([value for value in missing if value is not None] or [[]]).astype(dtype)
+    return Header(
+        path=path,
+        variable=name,
+        shape=(shape[0], *shape[-2:]),
+        dtype=dtype,
+        scale=_value(attributes, "scale_factor", 1.0),
+        offset=_value(attributes, "add_offset", 0.0),
+        missing=tuple(np.unique(missing).tolist()),
+        time_units=str(_value(time, "units", "")),
+        calendar=re.sub("^gregorian$", "standard", str(_value(time, "calendar", "standard"))),
+        storage=storage,
+        size=path.stat().st_size,
+    )
+
+
+def _hdf5_header(path: Path, variable: str) -> Header:
+    """By h5py, which reads a few hundred bytes for it: to open a file, netCDF4 reads the first 4 MiB."""
+    with h5py.File(path, "r", locking=False) as file:
+        stored = _pick(file if variable in file else _variables(file), path, variable)
+        coordinates = stored.attrs.get("DIMENSION_LIST", [[]])[0]
+        time = _attributes(file[coordinates[0]], "units", "calendar") if len(coordinates) else {}
+        attributes = _attributes(stored, "_FillValue", "missing_value", "scale_factor", "add_offset")
+        storage = ("contiguous",) if stored.chunks is None else ("chunked", stored.chunks)
+        return _make_header(path, stored, attributes, time, dtype=stored.dtype, storage=storage)
+
+
+def _classic_header(path: Path, variable: str) -> Header:
+    with netCDF4.Dataset(path) as dataset:
+        size = path.stat().st_size
+        if size < sum(v.size * v.dtype.itemsize for v in dataset.variables.values()):
+            raise OSError(f"its {size} bytes can't hold its variables")
+        stored = _pick(dataset.variables, path, variable)
+        time = dataset.variables.get(stored.dimensions[0]) if stored.ndim else None
+        dtype = np.dtype(stored.dtype).newbyteorder({"big": ">", "little": "<"}.get(stored.endian(), "="))
+        return _make_header(path, stored, vars(stored), vars(time) if time else {}, dtype=dtype, storage=("classic",))
 
 
 def read_header(path: Path, variable: str) -> Header:
     """Read one file's header and none of its data."""
     try:
-        with _LOCK, netCDF4.Dataset(path) as dataset:
-            stored = _pick(dataset, path, variable)
-            stored.set_auto_maskandscale(False)
-            shape = stored.shape
-            if len(shape) < 3 or np.prod(shape[1:-2], dtype=int) != 1:
-                raise UserError(f"{path}: {variable} must have the shape (time, y, x), and has {shape}")
-            attributes = {name: stored.getncattr(name) for name in stored.ncattrs()}
-            time = dataset.variables.get(stored.dimensions[0])
-            default = netCDF4.default_fillvals.get(np.dtype(stored.dtype).str[1:])
-            missing = {attributes.get("_FillValue", default), attributes.get("missing_value")} - {None}
-            chunks = stored.chunking()
-            storage = ("contiguous",) if chunks == "contiguous" else ("chunked", tuple(chunks or ()))
-            return Header(
-                path=path,
-                variable=stored.name,
-                shape=(shape[0], *shape[-2:]),
-                dtype=np.dtype(stored.dtype).newbyteorder({"big": ">", "little": "<"}.get(stored.endian(), "=")),
-                scale=float(attributes.get("scale_factor", 1.0)),
-                offset=float(attributes.get("add_offset", 0.0)),
-                missing=tuple(sorted(np.asarray(value).astype(stored.dtype).item() for value in missing)),
-                time_units=str(getattr(time, "units", "")),
-                calendar=str(getattr(time, "calendar", "standard")).replace("gregorian", "standard"),
-                storage=storage if dataset.disk_format == "HDF5" else ("classic",),
-            )
-    except (OSError, RuntimeError) as error:
+        with _LOCK:
+            return (_hdf5_header if h5py.is_hdf5(path) else _classic_header)(path, variable)
+    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
         raise _broken(path, error) from error
 
 
 def read_times(header: Header) -> list:
     """The first two and the last time stamps, to see whether two years join without a gap."""
-    with _LOCK, netCDF4.Dataset(header.path) as dataset:
-        time = dataset.variables[dataset.variables[header.variable].dimensions[0]]
-        values = np.asarray(time[:])[[0, min(1, len(time) - 1), -1]]
-        return list(netCDF4.num2date(values, header.time_units, header.calendar))
+    try:
+        with _LOCK, netCDF4.Dataset(header.path) as dataset:
+            time = dataset.variables[dataset.variables[header.variable].dimensions[0]]
+            values = np.asarray(time[:])[[0, min(1, len(time) - 1), -1]]
+            return list(netCDF4.num2date(values, header.time_units, header.calendar))
+    except (OSError, RuntimeError) as error:
+        raise _broken(header.path, error) from error
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(
+            f"{header.path} needs a time coordinate to join it to another year ({error}): add one"
+        ) from error
 
 
 class Reader:
@@ -145,6 +194,8 @@ class ContiguousReader(Reader):
     def open(self) -> None:
         with h5py.File(self.header.path, "r", locking=False) as file:
             self.offset = file[self.header.variable].id.get_offset()
+        if self.offset is None:
+            raise OSError(f"{self.header.variable} was never written")
         self.step_bytes = int(np.prod(self.header.shape[1:])) * self.header.dtype.itemsize
         self.descriptor = os.open(self.header.path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -180,7 +231,9 @@ class ChunkedReader(Reader):
 
 
 class ClassicReader(Reader):
-    """NetCDF-3, which is no HDF5 file."""
+    """NetCDF-3, which is no HDF5 file. Beyond its end the library reads zeros, so we look at the size ourselves."""
+
+    dataset = None
 
     def open(self) -> None:
         self.dataset = netCDF4.Dataset(self.header.path)
@@ -191,8 +244,15 @@ class ClassicReader(Reader):
         try:
             with _LOCK:
                 out[...] = self.variable[step].reshape(out.shape)
+            if (size := os.stat(self.header.path).st_size) < self.header.size:
+                raise OSError(f"it had {self.header.size} bytes, and has {size}")
         except (OSError, RuntimeError) as error:
             raise _broken(self.header.path, error) from error
+
+    def __del__(self):
+        if self.dataset is not None:
+            with _LOCK:  # closing is a call like any other; left to the garbage collector, it comes late and unlocked
+                self.dataset.close()
 
 
 def open_reader(header: Header, *, mask: bool = True) -> Reader:

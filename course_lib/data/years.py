@@ -67,6 +67,8 @@ class YearsDataset(torch.utils.data.Dataset):
         transform: Callable | None = None,
         handles: int = 256,
     ):
+        if lead < 0:
+            raise UserError(f"lead must not be negative, and is {lead}")
         self.root, self.lead, self.transform = Path(root), lead, transform
         self.normalise, self.allow_nan, self.handles = normalise, allow_nan, handles
         files = find_files(root)
@@ -114,9 +116,13 @@ class YearsDataset(torch.utils.data.Dataset):
 
     def _check_joined(self) -> None:
         times = [read_times(row[0]) for row in self.headers]
-        for (_, _, last), (first, second, _), row in zip(times, times[1:], self.headers[1:]):
-            if first - last != second - first:
-                raise UserError(f"{row[0].path} starts at {first}, but the year before ends at {last}: not contiguous")
+        step = max(second - first for first, second, _ in times)  # a year may have one step only
+        for (_, _, last), (first, _, _), row in zip(times, times[1:], self.headers[1:]):
+            if abs(first - last - step) > step / 2:  # months differ in length
+                raise UserError(
+                    f"{row[0].path} starts at {first}, but the year before ends at {last}: "
+                    "add what lies between, or leave out across_years"
+                )
 
     def __len__(self) -> int:
         return self.sample_starts[-1]
@@ -152,7 +158,12 @@ class YearsDataset(torch.utils.data.Dataset):
                 out[variable] = field[step]
         else:
             for reader, field in zip(self._readers(year), out):
-                reader.read(step, field)
+                self._fill(field, reader, step)
+
+    def _fill(self, out: np.ndarray, reader: Reader, step: int) -> None:
+        reader.read(step, out)
+        if reader.mask and not self.allow_nan and not np.isfinite(out).all():
+            raise UserError(f"{reader.header.path} lacks values in time step {step}; fill them, or pass allow_nan=True")
 
     # ---- normalisation -------------------------------------------------------------------------------------------------
 
@@ -189,12 +200,12 @@ class YearsDataset(torch.utils.data.Dataset):
     # ---- open files ----------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self._pid, self._lock, self._open = os.getpid(), threading.Lock(), OrderedDict()
+        self._lock, self._open = threading.Lock(), OrderedDict()
+        self._pid = os.getpid()  # last: to another thread it says that the rest is set
 
     def _readers(self, year: int) -> list[Reader]:
         """One year's open files: opened on first touch in this process, the least recently used year closed for it."""
-        if self._pid != os.getpid():  # forked: these handles are the parent's, never touch them
-            self._inherited = self._open
+        if self._pid != os.getpid():  # forked: let go of the parent's handles, or HDF5 would go on using them
             self._forget()
         with self._lock:
             readers = self._open.get(year)
@@ -223,11 +234,11 @@ class YearsDataset(torch.utils.data.Dataset):
             for header, array in zip(row, arrays):
                 reader = open_reader(header)
                 for step in range(len(array)):
-                    reader.read(step, array[step])
+                    self._fill(array[step], reader, step)
         return memory
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_open", "_pid", "_inherited")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_open", "_pid")}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)

@@ -1,0 +1,143 @@
+"""One function a figure: labelled axes with units, colours that everybody can tell apart, readable at notebook width."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from course_lib.timeline import Timeline
+
+BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#8C8C8C",
+)  # Okabe and Ito
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
+KINDS = {"load": ORANGE, "compute": BLUE, "wait": GREY}
+
+
+def _axes(width: float = 8.0, height: float = 3.0, columns: int = 1, **options) -> tuple:
+    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
+    for axis in np.atleast_1d(axes):
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def fields(panels: Mapping[str, np.ndarray], *, units: str = "", alike: bool = True, columns: int = 4) -> None:
+    """Maps side by side; `alike` gives them one colour scale, so that they can be compared."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    tall = next(iter(panels.values())).shape[0] / next(iter(panels.values())).shape[1]
+    size = (2.5 * columns + 0.8, rows * (2.5 * tall + 0.6))
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    low = min(float(np.min(panel)) for panel in panels.values())
+    high = max(float(np.max(panel)) for panel in panels.values())
+    for axis, (name, panel) in zip(axes.flat, panels.items()):
+        image = axis.imshow(panel, cmap="viridis", **({"vmin": low, "vmax": high} if alike else {}))
+        axis.set_title(name, fontsize=10)
+        axis.set(xticks=[], yticks=[])
+        if not alike:
+            figure.colorbar(image, ax=axis, shrink=0.8)
+    if alike:
+        figure.colorbar(image, ax=axes, label=units)
+    elif units:
+        figure.suptitle(units)
+    plt.show()
+
+
+def losses(events: Sequence[dict], *, references: Mapping[str, float] | None = None) -> None:
+    """A run's training and validation loss against its steps, from its log, with levels to beat."""
+    figure, axis = _axes()
+    steps = [event for event in events if event["event"] == "step"]
+    axis.plot([e["step"] for e in steps], [e["loss"] for e in steps], color=BLUE, label="training, this batch")
+    evaluations = [event for event in events if event["event"] == "eval"]
+    axis.plot([e["step"] for e in evaluations], [e["loss"] for e in evaluations], "o", color=RED, label="held-out year")
+    for (name, level), style in zip((references or {}).items(), ("--", ":", "-.")):
+        axis.axhline(level, color=GREY, linestyle=style, label=name)
+    axis.set(xlabel="step", ylabel="mean squared error\n(standardised)", yscale="log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    plt.show()
+
+
+def grouped_bars(groups: Mapping[str, Mapping[str, float]], *, ylabel: str, title: str = "") -> None:
+    """Bars in groups: {series: {group: value}}."""
+    figure, axis = _axes()
+    names = list(next(iter(groups.values())))
+    width = 0.8 / len(groups)
+    for number, (series, values) in enumerate(groups.items()):
+        places = np.arange(len(names)) + (number - (len(groups) - 1) / 2) * width
+        drawn = axis.bar(places, [values[name] for name in names], width, color=COLOURS[number], label=series)
+        axis.bar_label(drawn, fmt="%.2g", fontsize=8)
+    axis.set_xticks(range(len(names)), names)
+    axis.set(ylabel=ylabel, title=title)
+    axis.legend(frameon=False, fontsize=9, ncols=len(groups), loc="upper center", bbox_to_anchor=(0.5, 1.2))
+    plt.show()
+
+
+def bars(values: Mapping[str, float], *, xlabel: str, logarithmic: bool = False) -> None:
+    """Horizontal bars in the order given, each with its value."""
+    figure, axis = _axes(height=0.4 * len(values) + 0.9)
+    drawn = axis.barh(list(values)[::-1], list(values.values())[::-1], color=BLUE)
+    axis.bar_label(drawn, [f" {value:,.0f}" for value in list(values.values())[::-1]], fontsize=9)
+    axis.set(xlabel=xlabel + " (logarithmic scale)" * logarithmic, xscale="log" if logarithmic else "linear")
+    axis.margins(x=0.15)
+    plt.show()
+
+
+def shares(parts: Mapping[str, float], *, xlabel: str, title: str = "") -> None:
+    """Horizontal bars, the longest on top, each with its share of the whole."""
+    figure, axis = _axes(height=0.35 * len(parts) + 1.0)
+    total = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda item: item[1])
+    bars = axis.barh([name for name, _ in ordered], [value for _, value in ordered], color=BLUE)
+    axis.bar_label(bars, [f" {value / total:.0%}" for _, value in ordered], fontsize=9)
+    axis.set(xlabel=xlabel, title=title)
+    axis.margins(x=0.1)
+    plt.show()
+
+
+def lines(series: Mapping[str, tuple], *, xlabel: str, ylabel: str, dashed: Sequence[str] = ()) -> None:
+    """Lines with points; those named in `dashed` are predictions."""
+    figure, axis = _axes()
+    for (name, (x, y)), colour in zip(series.items(), COLOURS):
+        axis.plot(x, y, "--" if name in dashed else "o-", color=colour, label=name)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend(frameon=False, fontsize=9)
+    plt.show()
+
+
+def _draw_spans(axis: Axes, timeline: Timeline, *, first: float, last: float) -> None:
+    rows = {kind: row for row, kind in enumerate(reversed([k for k in KINDS if timeline.total(k)]))}
+    for span in timeline.spans:
+        start, end = max(span.start, first), min(span.end, last)  # what lies within the window
+        if start < end:
+            place = {"left": (start - first) * 1e3, "width": (end - start) * 1e3}
+            axis.barh(rows[span.kind], color=KINDS[span.kind], edgecolor="white", **place)
+    axis.set_yticks(list(rows.values()), list(rows))
+    axis.set_xlabel("time (ms)")
+
+
+def timelines(runs: Mapping[str, Timeline], *, skip: int = 2, steps: int = 5) -> None:
+    """A few steps of several runs on one scale: which work happened when, and what overlapped."""
+    figure, axes = plt.subplots(len(runs), 1, figsize=(8, 1.5 * len(runs)), layout="constrained", sharex=True)
+    for axis, (name, timeline) in zip(np.atleast_1d(axes), runs.items()):
+        computes = [span for span in timeline.spans if span.kind == "compute"]
+        first = computes[min(skip, len(computes) - 1)].start
+        last = computes[min(skip + steps, len(computes)) - 1].end
+        _draw_spans(axis, timeline, first=first, last=last)
+        axis.set_title(name, fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.label_outer()
+    plt.show()

@@ -1,0 +1,83 @@
+"""What the tests share: small simulated years, a writer of hand-made files, and the rule for integration tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis
+import netCDF4
+import numpy as np
+import pytest
+import torch
+
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("course", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("course")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "integration: needs something from outside; with CI=true it must not be skipped")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and item.get_closest_marker("integration") and os.environ.get("CI") == "true":
+        report.outcome = "failed"
+        report.longrepr = f"CI=true, and this integration test was skipped: {report.longrepr[-1]}"
+    return report
+
+
+def run_module(module: str, *arguments: object) -> subprocess.CompletedProcess:
+    """python -m <module> <arguments>, to its end."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="session")
+def years(tmp_path_factory) -> Path:
+    """Three simulated years of 30 hours on 16 × 16 points, made by the real command. Read only: copy it to change it."""
+    out = tmp_path_factory.mktemp("simulated") / "years"
+    done = run_module(
+        "course_lib.data.make", "--out", out, "--years", "1980-1982", "--hours", 30, "--size", 16, "--jobs", 2
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def write_year(
+    path: Path,
+    values: np.ndarray,
+    *,
+    kind: str = "f4",
+    attributes: dict | None = None,
+    since: str = "",
+    calendar: str | None = "standard",
+    format: str = "NETCDF4",
+    unlimited: bool = False,
+    **storage,
+) -> np.ndarray:
+    """Write <VARIABLE>_<YEAR>.nc by hand, an hour a time step; returns the values as netCDF4 reads them, in float32."""
+    name, year = path.stem.rsplit("_", 1)
+    path.unlink(missing_ok=True)  # a new file, not new bytes in one that somebody may hold open
+    with netCDF4.Dataset(path, "w", format=format) as file:
+        dimensions = ("time", "level", "y", "x") if values.ndim == 4 else ("time", "y", "x")[: values.ndim]
+        for dimension, length in zip(dimensions, values.shape):
+            file.createDimension(dimension, None if unlimited and dimension == "time" else length)
+        if calendar:
+            time = file.createVariable("time", "f8", ("time",))
+            time.units, time.calendar = f"hours since {since or f'{year}-01-01'}", calendar
+            time[:] = np.arange(len(values))
+        field = file.createVariable(name, kind, dimensions, **storage)
+        field.setncatts(attributes or {})
+        field[:] = values
+    return read_plain(path)
+
+
+def read_plain(path: Path) -> np.ndarray:
+    """All of a file's values by netCDF4 and numpy alone: float32 (time, y, x), NaN where there is none."""
+    with netCDF4.Dataset(path) as file:
+        values = np.ma.masked_array(file[path.stem.rsplit("_", 1)[0]][:]).astype(np.float32).filled(np.nan)
+    return values[:, 0] if values.ndim == 4 else values
