@@ -1,0 +1,61 @@
+# Two commands do everything: make lab, make test. `make` alone prints the targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
+INSTALLED := $(VENV)/.installed
+LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help lab test setup notebooks data run bench pins clean
+
+help:  ## print this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+
+lab: setup  ## set everything up, then open JupyterLab on the first lesson
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(LAB_FLAGS)
+
+test: setup  ## set everything up, then run every test: library, lessons through papermill, exercises, jobs
+	@$(RUN) -m pytest $(TESTS)
+
+setup: $(INSTALLED) data  ## venv, pinned packages, notebooks, data
+	@$(RUN) -m lessons.build
+
+notebooks: $(INSTALLED)  ## for authors: build notebooks/ from lessons/, whatever is in the way
+	@$(RUN) -m lessons.build --force
+
+data: data/.years data/.ncep  ## simulate the yearly files and unpack the real ones
+
+run: setup  ## run all lessons through papermill; executed copies under runs/lessons/
+	@$(RUN) -m lessons.run
+
+bench: $(INSTALLED)  ## measure the performance claims side by side with their peers
+	@$(RUN) -m benchmarks.data
+
+pins: $(INSTALLED)  ## write constraints.txt anew from what is installed
+	@{ head -n 1 constraints.txt; $(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | sed 's/+cpu$$//'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:  ## remove the venv and the data; your runs/ stay
+	rm -rf $(VENV) data *.egg-info .pytest_cache .ruff_cache
+
+# ---- what the targets stand on --------------------------------------------------------------------------------------
+
+# uv finds the wheels where pip does; bytecode is compiled once, or every import of torch and Lab costs seconds.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) .ci/check_python.py
+	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing the packages (about a minute)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" $(BIN)/uv pip install -q --python $(BIN)/python \
+		--compile-bytecode -c constraints.txt -e '.[dev]'
+	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+		> $(VENV)/share/jupyter/lab/settings/overrides.json
+	@touch $@
+
+data/.years: | $(INSTALLED)
+	@$(RUN) -m course_lib.data.make && touch $@
+
+data/.ncep: | $(INSTALLED)
+	@$(RUN) -m course_lib.data.make --real ncep && touch $@ || echo "going on without the real data"
