@@ -1,0 +1,97 @@
+"""The loops of which benchmarks.data measures the step time: how well does each hide loading behind computing?"""
+
+import ctypes
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.readers import OURS, readers
+from course_lib.data.batches import Batches
+from course_lib.data.years import YearsDataset
+from course_lib.prefetch import Prefetcher
+from course_lib.trainer import train_step
+from course_lib.unet import UNet
+
+BATCH = 8
+WARM = 4  # steps before the clock starts: by then worker processes run and queues are as full as they will be
+PREFETCHER = "course_lib.prefetch.Prefetcher"
+PLAIN = "DataLoader without workers"
+COPY_ONLY = "prefetcher of the copy only, next() on the training thread"
+MACHINE = "machine limit: an independent process loads alongside"
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory: else a step may or may not fault in thousands of pages, and that drowns the rest."""
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(m_trim_threshold, 2**30)
+        libc.mallopt(m_mmap_threshold, 2**25)
+
+
+def copy_only(loader: Iterable) -> Iterator:
+    """As the forecaster that this grew from did (v4): the next batch is fetched as soon as this one is handed out."""
+    batches = iter(loader)
+    following = next(batches, None)
+    while (batch := following) is not None:
+        following = next(batches, None)  # on the training thread: on a GPU only the copy would go on alongside
+        yield batch
+
+
+def seconds_a_step(batches: Iterable, work: Callable, steps: int) -> float:
+    """Fetch and work, over and over: the mean of so many steps after the first few."""
+    began = 0.0
+    for number, batch in enumerate(batches, start=1):
+        work(batch)
+        if number == WARM:
+            began = time.perf_counter()
+        if number == WARM + steps:
+            return (time.perf_counter() - began) / steps
+    raise ValueError(f"{number} batches are too few")
+
+
+def make_step(dataset: YearsDataset, *, width: int, depth: int) -> Callable:
+    torch.manual_seed(0)
+    channels = len(dataset.variables)
+    model = UNet(channels, channels, width=width, depth=depth, residual=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    return lambda batch: train_step(model, batch, optimizer)
+
+
+def beside(reader, orders: Iterable[list[int]], batch) -> Iterator:
+    """The same batch over and over, while another process reads one like it: a step ends when both are done."""
+    for order in orders:
+        reader.pipe.send(order)
+        yield batch
+        reader.pipe.recv()
+
+
+def step_seconds(root: Path, *, width: int, depth: int, steps: int, rounds: int) -> dict[str, float]:
+    """Seconds a step of every loop, of loading alone and of computing alone: the best of several rounds, taken in turns."""
+    keep_memory()
+    dataset = YearsDataset(root)
+    step, batches = make_step(dataset, width=width, depth=depth), Batches(len(dataset), BATCH)
+
+    def loader(workers: int = 0) -> DataLoader:
+        return DataLoader(dataset, batch_sampler=batches, num_workers=workers)
+
+    batch = next(iter(loader()))
+    with readers(root, [OURS]) as started:
+        loops = {
+            "load": lambda: seconds_a_step(loader(), lambda batch: None, steps),
+            "compute": lambda: seconds_a_step(itertools.repeat(batch), step, steps),
+            PREFETCHER: lambda: seconds_a_step(Prefetcher(loader()), step, steps),
+            PLAIN: lambda: seconds_a_step(loader(), step, steps),
+            "DataLoader with 1 worker": lambda: seconds_a_step(loader(1), step, steps),
+            "DataLoader with 2 workers": lambda: seconds_a_step(loader(2), step, steps),
+            COPY_ONLY: lambda: seconds_a_step(copy_only(loader()), step, steps),
+            MACHINE: lambda: seconds_a_step(beside(started[OURS], batches, batch), step, steps),
+        }
+        best = dict.fromkeys(loops, float("inf"))
+        for _, (name, loop) in itertools.product(range(rounds), loops.items()):
+            best[name] = min(best[name], loop())
+    return best
