@@ -64,7 +64,9 @@ def test_an_unsupported_python_fails_at_once_with_a_clear_line(version, fine):
 
 
 def test_make_prints_every_target_with_one_line():
-    printed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     text = (ROOT / "Makefile").read_text()
     wanted = re.search(r"^\.PHONY: (.*)$", text, re.M).group(1).split()
     assert [line.split()[0] for line in printed.splitlines()] == wanted
