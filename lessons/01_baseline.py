@@ -229,13 +229,12 @@ model = make_model(config, task).train()
 optimizer = torch.optim.Adam(model.parameters())
 one_batch = next(iter(DataLoader(task.train, batch_size=batch)))
 spent = profile_steps(lambda: train_step(model, one_batch, optimizer))
-assert spent["convolution, backward"] > spent["convolution, forward"]
 plots.shares(spent, xlabel="time per step (ms)", title="a training step on one CPU thread")
 
 # %% [markdown]
-# Convolutions take the largest part, and their backward pass more than their forward pass: it computes two gradients, for
-# the weights and for the input. Then come copies. Most of them are the price of a planet without edges: before each
-# convolution the left edge is glued to the right one and the top to the bottom. Reading data is left out: every step
+# Convolutions usually take the largest part, and their backward pass more than their forward pass: it computes two
+# gradients, for the weights and for the input. Then come copies. Most of them are the price of a planet without edges:
+# before each convolution the left edge is glued to the right one and the top to the bottom. Reading data is left out: every step
 # used the same batch. Lesson 02 is about that.
 
 # %% [markdown]
