@@ -10,7 +10,7 @@ reading  samples a second in random order. Every reader has a process to itself,
          programs' turns don't count.
 memory   private memory (USS) after reading, with 1 and with 10 times the years, beyond a process that only imports.
 index    seconds to open a century of hourly files.
-overlap  seconds a step over max(load, compute), each measured alone, in turns with all the loops; the best round of each.
+overlap  seconds a step over max(load, compute), each measured alone in the same round; the median of the rounds.
 
 One thread computes. All readers give the same normalised samples; that is checked.
 """
@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.overlap import MACHINE, PREFETCHER, step_seconds
+from benchmarks.overlap import MACHINE, PREFETCHER, over_floor, step_seconds
 from benchmarks.readers import (
     FORKED,
     FRESH,
@@ -76,7 +77,7 @@ def sample_rates(root: Path, *, rounds: int, seconds: float) -> dict[str, float]
         for number, (name, reader) in itertools.product(range(rounds + 1), started.items()):
             count = int(best[name] * seconds) if number else 4  # a first look tells how many fit into a round
             picked = [order[k % len(order)] for k in range(max(4, count))]
-            best[name] = max(best[name], len(picked) / reader.ask(picked))
+            best[name] = max(best[name], len(picked) / reader.ask("samples", picked))
     return best
 
 
@@ -97,8 +98,7 @@ def private_memory(root: Path, name: str, *, samples: int, context) -> float:
     """MiB that a fresh process has to itself after reading so many samples."""
     picked = np.random.default_rng(2).integers(len(YearsDataset(root)), size=samples).tolist()
     with readers(root, [name], context) as started:
-        started[name].ask(picked)
-        return started[name].ask("memory") / 2**20
+        return started[name].ask("memory", picked) / 2**20
 
 
 def measure_memory(folder: Path, *, quick: bool) -> Iterator[Row]:
@@ -128,17 +128,17 @@ def measure_index(folder: Path, *, quick: bool) -> Iterator[Row]:
 
 
 def measure_overlap(folder: Path, *, quick: bool) -> Iterator[Row]:
-    steps, rounds = (3, 1) if quick else (8, 9)
-    root = write_years(folder / "overlap", 2, size=32 if quick else 128, hours=96, format="compressed")
-    for width, depth in ((1, 0), (1, 1), (4, 2)):
-        best = step_seconds(root, width=width, depth=depth, steps=steps, rounds=rounds)
-        load, compute = best.pop("load"), best.pop("compute")
-        floor = max(load, compute)
-        what = f"step / max(load {load * 1e3:.0f} ms, compute {compute * 1e3:.0f} ms)"
-        ours = best.pop(PREFETCHER) / floor
-        yield Row(what, ours, "max(load, compute)", 1.0, ("<=", 1.05))
-        for peer, seconds in best.items():
-            yield Row(what, ours, peer, seconds / floor, None if peer == MACHINE else ("<=", 1.0))
+    steps, rounds, size = (3, 1, 32) if quick else (8, 9, 256)
+    root = write_years(folder / "overlap", 2, size=size, hours=72, format="compressed")
+    nets = [(4, 0, 1), (4, 1, 1), (4, 0, 2)]  # load a good half of compute, a quarter of it, and more than it
+    for width, depth, every in nets[:1] if quick else nets:
+        seconds = step_seconds(root, steps=steps, rounds=rounds, width=width, depth=depth, every=every)
+        load, compute = (statistics.median(seconds[name]) * 1e3 for name in ("load", "compute"))
+        ratios = over_floor(seconds)
+        what = f"step / max(load {load:.0f} ms, compute {compute:.0f} ms)"
+        yield Row(what, ratios[PREFETCHER], "max(load, compute)", 1.0, ("<=", 1.05))
+        for peer in itertools.islice(ratios, 3, None):
+            yield Row(what, ratios[PREFETCHER], peer, ratios[peer], None if peer == MACHINE else ("<=", 1.0))
 
 
 PARTS = {"reading": measure_reading, "memory": measure_memory, "index": measure_index, "overlap": measure_overlap}

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -54,27 +55,30 @@ def seconds_a_step(batches: Iterable, work: Callable, steps: int) -> float:
     raise ValueError(f"{number} batches are too few")
 
 
-def make_step(dataset: YearsDataset, *, width: int, depth: int) -> Callable:
+def make_step(dataset: YearsDataset, *, width: int, depth: int, every: int) -> Callable:
+    """A training step of a small UNet on every so many grid points."""
     torch.manual_seed(0)
     channels = len(dataset.variables)
     model = UNet(channels, channels, width=width, depth=depth, residual=True)
     optimizer = torch.optim.Adam(model.parameters())
-    return lambda batch: train_step(model, batch, optimizer)
+    return lambda batch: train_step(model, [fields[..., ::every, ::every] for fields in batch], optimizer)
 
 
 def beside(reader, orders: Iterable[list[int]], batch) -> Iterator:
-    """The same batch over and over, while another process reads one like it: a step ends when both are done."""
+    """The same batch over and over, while another process makes one like it: a step ends when both are done."""
     for order in orders:
-        reader.pipe.send(order)
-        yield batch
-        reader.pipe.recv()
+        reader.pipe.send(("batch", order))
+        try:
+            yield batch
+        finally:
+            reader.pipe.recv()
 
 
-def step_seconds(root: Path, *, width: int, depth: int, steps: int, rounds: int) -> dict[str, float]:
-    """Seconds a step of every loop, of loading alone and of computing alone: the best of several rounds, taken in turns."""
+def step_seconds(root: Path, *, steps: int, rounds: int, **options) -> dict[str, list[float]]:
+    """Seconds a step of every loop, of loading alone and of computing alone: one number a round, taken in turns."""
     keep_memory()
     dataset = YearsDataset(root)
-    step, batches = make_step(dataset, width=width, depth=depth), Batches(len(dataset), BATCH)
+    step, batches = make_step(dataset, **options), Batches(len(dataset), BATCH)
 
     def loader(workers: int = 0) -> DataLoader:
         return DataLoader(dataset, batch_sampler=batches, num_workers=workers)
@@ -91,7 +95,11 @@ def step_seconds(root: Path, *, width: int, depth: int, steps: int, rounds: int)
             COPY_ONLY: lambda: seconds_a_step(copy_only(loader()), step, steps),
             MACHINE: lambda: seconds_a_step(beside(started[OURS], batches, batch), step, steps),
         }
-        best = dict.fromkeys(loops, float("inf"))
-        for _, (name, loop) in itertools.product(range(rounds), loops.items()):
-            best[name] = min(best[name], loop())
-    return best
+        turns = [[loop() for loop in loops.values()] for _ in range(rounds)]
+    return dict(zip(loops, map(list, zip(*turns))))
+
+
+def over_floor(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Each loop's step over max(load, compute) of the same round; the median over the rounds."""
+    floors = list(map(max, seconds["load"], seconds["compute"]))
+    return {name: statistics.median(s / f for s, f in zip(values, floors)) for name, values in seconds.items()}

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 import torch
 import xarray
+from torch.utils.data import default_collate
 
 from course_lib.data import make, stats, weather
 from course_lib.data.years import YearsDataset, find_files
@@ -121,7 +123,7 @@ READERS = {OURS: read_lazily, OPENED: read_opened, PRELOADED: read_preloaded, RE
 
 
 class Reader:
-    """A process with one reader in it; `ask(numbers)` reads these samples there and returns the CPU seconds."""
+    """A process with one reader in it. It reads samples when asked, and tells the CPU seconds or its private memory."""
 
     def __init__(self, name: str, root: Path, context=FORKED):
         self.pipe, theirs = context.Pipe()
@@ -130,23 +132,23 @@ class Reader:
         theirs.close()
         self.first = self.pipe.recv()  # the sum of the first sample's y
 
-    def ask(self, request: list[int] | str) -> float:
-        self.pipe.send(request)
+    def ask(self, what: str, indices: Iterable[int] = ()) -> float:
+        self.pipe.send((what, indices))
         return self.pipe.recv()
 
 
 def serve(pipe, name: str, root: Path) -> None:
+    """Runs in the process: answer until the other end is closed."""
     torch.set_num_threads(1)
     read = READERS[name](root) if name != IMPORTS else lambda index: (0, torch.zeros(1))
     pipe.send(read(0)[1].double().sum().item())
-    while request := pipe.recv():
-        if request == "memory":
-            pipe.send(psutil.Process().memory_full_info().uss)
-            continue
+    while True:
+        what, indices = pipe.recv()
         began = time.process_time()
-        for index in request:
-            read(index)
-        pipe.send(time.process_time() - began)
+        samples = (read(index) for index in indices)
+        default_collate(list(samples)) if what == "batch" else deque(samples, maxlen=0)
+        seconds = time.process_time() - began
+        pipe.send(psutil.Process().memory_full_info().uss if what == "memory" else seconds)
 
 
 @contextmanager
