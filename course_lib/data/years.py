@@ -142,12 +142,12 @@ class YearsDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         now, then = self.locate(index)
+        scale, shift = (1, 0) if self.normalise is False else self._affine  # first: it finds the missing values, too
         sample = torch.empty(2, len(self.variables), *self.shape)  # x and y side by side
         fields = sample.numpy()
         self._read(*now, fields[0])
         self._read(*then, fields[1])
         if self.normalise is not False:
-            scale, shift = self._affine
             sample.mul_(scale).add_(shift)
         x, y = sample
         return (x, y) if self.transform is None else self.transform(x, y, when=(self.years[now[0]], now[1]))
