@@ -170,9 +170,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         for part in [options.only] if options.only else PARTS:
-            for measured in PARTS[part](Path(folder), quick=options.quick):
-                row = measured._replace(goal=None) if options.quick else measured
-                show(row)
+            for row in PARTS[part](Path(folder), quick=options.quick):
+                show(row._replace(goal=None) if options.quick else row)
                 rows.append({"part": part, **row._asdict(), "ratio": row.ratio, "met": row.met})
     if options.json:
         options.json.write_text(json.dumps({**machine, **versions, "rows": rows}, indent=1) + "\n")
