@@ -50,12 +50,18 @@ class Config:
 
     epochs: int = _option(2, "passes over the training years")
     batch: int = _option(8, "samples a step on each rank")
+    global_batch: int = _option(
+        0, "samples a step on all ranks together, instead of --batch on each; 0: --batch counts"
+    )
     max_steps: int = _option(0, "stop after this many steps in all; 0: when the epochs are done")
     lr: float = _option(4e-3, "peak learning rate")
+    scale_lr: bool = _option(False, "multiply --lr by the number of ranks: the batch is that many times as large")
     warmup: int = _option(20, "steps in which the learning rate rises to its peak")
     seed: int = _option(0, "of the weights and of the order of the samples")
 
     strategy: str = _option("single", "how the ranks share the work: a name in course_lib.parallel.STRATEGIES")
+    devices: int = _option(2, "threads of --strategy dp where there is no GPU")
+    bucket_mb: float = _option(25.0, "megabytes of gradients that the ddp strategies send at once")
     launcher: str = _option("env", "who says which rank this is: RANK, WORLD_SIZE … or MPI", ["env", "mpi"])
     device: str = _option("auto", "auto takes a GPU where there is one", ["auto", "cpu", "cuda"])
     timeout: int = _option(120, "seconds that a rank waits for the others before it gives up")
@@ -65,6 +71,7 @@ class Config:
 
     log_every: int = _option(10, "steps between two lines of metrics.jsonl")
     checkpoint_every: int = _option(0, "steps between two checkpoints; 0: one an epoch")
+    timeline: int = _option(0, "record what each rank does when in its first so many steps")
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
@@ -74,14 +81,17 @@ class Config:
                 raise UserError(f"{flag} must be {f.type.__name__}, not {value!r}")
             if choices and value not in choices:
                 raise UserError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("width", "batch", "epochs", "threads", "timeout", "log_every"):
+        for name in ("width", "batch", "epochs", "threads", "timeout", "log_every", "devices"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every"):
+        not_negative = ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every", "timeline")
+        for name in (*not_negative, "global_batch"):
             if getattr(self, name) < 0:
                 raise UserError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
         if not 0 <= self.lr <= 1e30:  # nor may it be "not a number"
             raise UserError(f"--lr must be from 0 to 1e30, not {self.lr}")
+        if not 0 <= self.bucket_mb <= 1e6:
+            raise UserError(f"--bucket-mb must be from 0 to 1e6, not {self.bucket_mb}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be from 0 to {2**32 - 1}, not {self.seed}")
         if self.name in ("", "..") or Path(self.name).name != self.name:

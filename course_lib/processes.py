@@ -31,14 +31,19 @@ def run(command: list[str], timeout: float, environments: Sequence[dict] = ({},)
         except psutil.TimeoutExpired:
             code = None
         finally:
-            left = [process for process in processes if process.poll() is None]
-            left += [child for process in left for child in process.children(recursive=True)]
-            for process in left:  # one by one: a launcher's ranks may be in sessions of their own
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, timeout=5)
+            kill_tree(processes)
         output.seek(0)
         return code, output.read()
+
+
+def kill_tree(processes: Sequence[psutil.Popen]) -> None:
+    """End what still runs of these, with all that they have started."""
+    left = [process for process in processes if process.poll() is None]
+    left += [child for process in left for child in process.children(recursive=True)]
+    for process in left:  # one by one: a launcher's ranks may be in sessions of their own
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
 
 
 def failure(code: int | None, output: str, timeout: float) -> str:

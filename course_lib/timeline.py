@@ -1,8 +1,16 @@
-"""What happened when: spans of time, recorded from whatever thread they happen in."""
+"""What happened when: spans of time, recorded from whatever thread they happen in, kept in a file a rank.
 
+    {"zero": seconds since 1970, "spans": [[kind, start, end], …]}
+
+Nothing is made to wait for the sake of the clock, so what overlaps still overlaps. On a GPU the spans are those of the CPU,
+which only launches the work: look at the device itself with torch.profiler.
+"""
+
+import json
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -14,19 +22,38 @@ class Span(NamedTuple):
     end: float
 
 
+def unrecorded(kind: str) -> nullcontext:
+    """In the place of Timeline.span where nobody wants to know."""
+    return nullcontext()
+
+
 class Timeline:
     """A list of spans. Appending is atomic in Python, so threads need no lock."""
 
     def __init__(self):
         self.zero = time.perf_counter()
+        self.began = time.time()
         self.spans: list[Span] = []
+        self.recording = True
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.zero
+
+    def _add(self, kind: str, start: float) -> None:
+        if self.recording:
+            self.spans.append(Span(kind, start, self._now()))
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
         """Record how long the block takes."""
-        start = time.perf_counter() - self.zero
+        start = self._now()
         yield
-        self.spans.append(Span(kind, start, time.perf_counter() - self.zero))
+        self._add(kind, start)
+
+    def follow(self, future, kind: str) -> None:
+        """Record how long it takes from now until a future of torch is done."""
+        start = self._now()
+        future.add_done_callback(lambda _: self._add(kind, start))
 
     def watch(self, batches: Iterable, kind: str = "load") -> Iterator:
         """Pass batches on and record how long each one took to come."""
@@ -42,3 +69,35 @@ class Timeline:
     def total(self, kind: str) -> float:
         """Seconds spent on one kind of work."""
         return sum(span.end - span.start for span in self.spans if span.kind == kind)
+
+    def save(self, path: Path) -> None:
+        """Write it down for read_timelines."""
+        path.write_text(json.dumps({"zero": self.began, "spans": sorted(self.spans, key=lambda span: span.start)}))
+
+
+def read_timelines(run: str | Path) -> list[Timeline]:
+    """The timelines of all ranks of a run, on one clock, with the waiting for other ranks told from communication."""
+    paths = sorted(Path(run).glob("timeline.*.json"), key=lambda path: int(path.suffixes[-2][1:]))
+    if not paths:
+        raise FileNotFoundError(f"{run} has no timeline.<rank>.json; train with --timeline 10 to record one")
+    contents = [json.loads(path.read_text()) for path in paths]
+    zero = min(content["zero"] for content in contents)
+    timelines = []
+    for content in contents:
+        timeline = Timeline()
+        late = content["zero"] - zero
+        timeline.spans = [Span(kind, start + late, end + late) for kind, start, end in content["spans"]]
+        timelines.append(timeline)
+    return split_waiting(timelines)
+
+
+def split_waiting(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """All ranks communicate in the same order, and only when the last one has come: until then the others wait."""
+    calls = [[span for span in timeline.spans if span.kind == "communicate"] for timeline in timelines]
+    meetings = [max(span.start for span in spans) for spans in zip(*calls)]
+    for timeline, spans in zip(timelines, calls):
+        others = [span for span in timeline.spans if span.kind != "communicate"]
+        waits = [Span("wait", span.start, min(met, span.end)) for span, met in zip(spans, meetings) if span.start < met]
+        works = [Span("communicate", max(span.start, met), max(span.end, met)) for span, met in zip(spans, meetings)]
+        timeline.spans = others + waits + works
+    return list(timelines)

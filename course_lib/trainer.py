@@ -18,23 +18,29 @@ from course_lib.config import Config, UserError
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
 from course_lib.metrics import Log, sum_over_ranks
-from course_lib.parallel import STRATEGIES, nothing
+from course_lib.parallel import find_strategy, nothing
+from course_lib.parallel.ddp import broadcast
 from course_lib.prefetch import Prefetcher, apply_to_tensors
 from course_lib.progress import Progress
+from course_lib.timeline import Timeline, unrecorded
 from course_lib.unet import UNet
 from course_lib.world import World, start
 
 
 def train_step(
-    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], optimizer, sync: Callable[[], None] = nothing
+    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], optimizer, sync: Callable = nothing, span=unrecorded
 ) -> torch.Tensor:
     """One step: forward, backward, gradients in agreement, update. Returns the loss without waiting for the device."""
     x, y = batch  # (batch, channel, y, x)
     optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    sync()
-    optimizer.step()
+    with span("forward"):
+        loss = F.mse_loss(model(x), y)
+    with span("backward"):
+        loss.backward()
+    with span("sync"):
+        sync()
+    with span("update"):
+        optimizer.step()
     return loss.detach()
 
 
@@ -95,12 +101,13 @@ class Fitted:
 
 def fit(config: Config, world: World | None = None) -> Fitted:
     """Train as the config says, on this rank of the world; without one, in this process alone."""
-    if config.strategy not in STRATEGIES:
-        raise UserError(f"--strategy must be one of {', '.join(STRATEGIES)}, not {config.strategy!r}")
     world = world or start(config)
+    strategy = find_strategy(config.strategy, world)
+    config = share_batch(config, world)
     task = make_task(config, world)
     model = make_model(config, task).to(world.device)
-    wrapped, sync = STRATEGIES[config.strategy](model, world)
+    timeline = Timeline() if config.timeline else None
+    wrapped, sync = strategy(model, world, config, timeline)
     state = State(model, torch.optim.Adam(model.parameters()))
     saved = config.run / "checkpoint.pt"
     if config.resume:
@@ -119,10 +126,13 @@ def fit(config: Config, world: World | None = None) -> Fitted:
         log.write("start", config=vars(config), world_size=world.world_size, step=state.step, **facts)
         began = time.perf_counter()
         while True:
-            for value, timing in train_epoch(wrapped, state, task, config=config, world=world, steps=steps, sync=sync):
+            for value, timing in train_epoch(
+                wrapped, state, task, config=config, world=world, steps=steps, sync=sync, timeline=timeline
+            ):
                 log.write("step", step=state.step, epoch=state.epoch, loss=value, **timing)
                 progress.update(state.step, loss=value, samples_per_s=timing["samples_per_s"])
             loader = make_loader(config, task.valid, shard(len(task.valid), config.batch, world), world)
+            broadcast(model.buffers(), world)  # BatchNorm's averages differ from rank to rank
             metrics = evaluate(wrapped.eval(), loader, world)
             require_finite(metrics["loss"], state.step)  # before the last good checkpoint is replaced
             metrics["rmse"] = dict(zip(task.train.variables, metrics["rmse"]))
@@ -131,28 +141,56 @@ def fit(config: Config, world: World | None = None) -> Fitted:
             if world.is_main:
                 state.save(saved, config)
             if state.step >= steps:
+                if timeline:
+                    timeline.save(config.run / f"timeline.{world.rank}.json")
                 log.write("end", step=state.step, seconds=time.perf_counter() - began)
                 return Fitted(model, metrics, config.run)
 
 
-def train_epoch(model: nn.Module, state: State, task: Task, *, config: Config, world: World, steps: int, sync=nothing):
+def share_batch(config: Config, world: World) -> Config:
+    """With --global-batch every rank takes its equal part of that."""
+    if config.global_batch % world.world_size:
+        raise UserError(
+            f"--global-batch {config.global_batch} can't be shared evenly by {world.world_size} ranks; "
+            f"try {config.global_batch // world.world_size * world.world_size or world.world_size}"
+        )
+    return config.replace(batch=config.global_batch // world.world_size or config.batch)
+
+
+def train_epoch(
+    model: nn.Module,
+    state: State,
+    task: Task,
+    *,
+    config: Config,
+    world: World,
+    steps: int,
+    sync: Callable = nothing,
+    timeline: Timeline | None = None,
+):
     """Train to the end of the epoch, or to `steps`. Yields (loss, timing) whenever the log is due."""
     model.train()
+    peak = config.lr * world.world_size if config.scale_lr else config.lr
+    span = timeline.span if timeline else unrecorded
     batches = Batches(len(task.train), config.batch, seed=config.seed, epoch=state.epoch, seen=state.seen, world=world)
     marked, marked_step, waited = time.perf_counter(), state.step, 0.0
     with contextlib.closing(iter(make_loader(config, task.train, batches, world))) as loader:  # also when a step fails
         while state.step < steps:
             asked = time.perf_counter()
-            batch = next(loader, None)
+            with span("load"):
+                batch = next(loader, None)
             waited += time.perf_counter() - asked
             if batch is None:
+                require_all_batches(batches, state, world)
                 state.epoch, state.seen = state.epoch + 1, 0
                 break
-            rate = learning_rate(state.step, peak=config.lr, warmup=config.warmup, steps=steps)
+            rate = learning_rate(state.step, peak=peak, warmup=config.warmup, steps=steps)
             for group in state.optimizer.param_groups:
                 group["lr"] = rate
-            loss = train_step(model, batch, state.optimizer, sync)
+            loss = train_step(model, batch, state.optimizer, sync, span)
             state.step, state.seen = state.step + 1, state.seen + batches.global_batch
+            if timeline and state.step >= config.timeline:
+                timeline.recording = False
             if state.step % config.log_every == 0 or state.step == steps:
                 value, now = float(loss), time.perf_counter()
                 require_finite(value, state.step)
@@ -161,6 +199,15 @@ def train_epoch(model: nn.Module, state: State, task: Task, *, config: Config, w
                 marked, marked_step, waited = time.perf_counter(), state.step, 0.0
             if config.checkpoint_every and state.step % config.checkpoint_every == 0 and world.is_main:
                 state.save(config.run / "checkpoint.pt", config)
+
+
+def require_all_batches(batches: Batches, state: State, world: World) -> None:
+    """A rank that goes on alone would leave the others waiting for its gradients."""
+    if left := (batches.samples - state.seen) // batches.global_batch:
+        raise UserError(
+            f"the loader of rank {world.rank} ended {left} batches early in epoch {state.epoch}: every rank must have as "
+            "many as the others; look at its part of the data"
+        )
 
 
 def require_finite(loss: float, step: int) -> None:

@@ -39,7 +39,7 @@ def start(config: Config) -> World:
     else:
         rank, local_rank, world_size = _ask_environment()
     device = _pick_device(config.device, local_rank)
-    if world_size > 1:
+    if world_size > 1 and not dist.is_initialized():  # a cell that joins the ranks may be run again
         if (store.host if store else os.environ["MASTER_ADDR"]) in ("localhost", "127.0.0.1"):
             _stay_on_this_machine()
         dist.init_process_group(

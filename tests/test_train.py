@@ -356,7 +356,7 @@ def complaint(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "words, named",
     [
-        (["--strategy", "dpp"], "--strategy must be one of single, ddp"),
+        (["--strategy", "dpp"], "--strategy must be one of single, dp, ddp, ddp_naive, ddp_bucketed, ddp_overlapped"),
         (["--resume"], "checkpoint.pt is not there"),
         (["--batch", "51"], "--batch 51 on 1 ranks needs 51 samples a step, and there are only 50"),
         (["--train-years", "1980-1982"], "year 1982 is in --train-years and in --valid-years"),

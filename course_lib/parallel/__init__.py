@@ -1,14 +1,15 @@
 """How ranks share the work. A strategy wraps the model from outside; the UNet knows nothing of it.
 
-strategy(model, world) → (what to call in the forward pass, what to do between backward and step)
+strategy(model, world, config, timeline) → (what to call in the forward pass, what to do between backward and step)
 """
 
 from collections.abc import Callable
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.config import UserError
+from course_lib.config import Config, UserError
+from course_lib.parallel import ddp
+from course_lib.parallel.dp import DataParallel
 from course_lib.world import World
 
 Wrapped = tuple[nn.Module, Callable[[], None]]
@@ -18,19 +19,32 @@ def nothing() -> None:
     """Between backward and step there is nothing to do."""
 
 
-def single(model: nn.Module, world: World) -> Wrapped:
+def single(model: nn.Module, world: World, config: Config = Config(), timeline=None) -> Wrapped:
     """One rank, one model."""
-    if world.world_size > 1:
-        raise UserError(f"--strategy single is for one rank, and {world.world_size} were started; try --strategy ddp")
     return model, nothing
 
 
-def ddp(model: nn.Module, world: World) -> Wrapped:
-    """PyTorch's own: gradients are averaged in buckets while the backward pass is still running."""
-    if world.world_size == 1:
-        return model, nothing
-    devices = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices), nothing
+def data_parallel(model: nn.Module, world: World, config: Config = Config(), timeline=None) -> Wrapped:
+    """One rank, several devices: all GPUs of this node, or threads where there is none."""
+    if world.device.type == "cuda":
+        return nn.DataParallel(model), nothing
+    return DataParallel(model, config.devices, timeline), nothing
 
 
-STRATEGIES = {"single": single, "ddp": ddp}
+ALONE = {"single": single, "dp": data_parallel}
+TOGETHER = {
+    "ddp": ddp.ddp,
+    "ddp_naive": ddp.naive,
+    "ddp_bucketed": ddp.bucketed,
+    "ddp_overlapped": ddp.overlapped,
+}
+STRATEGIES = ALONE | TOGETHER
+
+
+def find_strategy(name: str, world: World) -> Callable[..., Wrapped]:
+    """The strategy of this name, if it fits the number of ranks."""
+    if name not in STRATEGIES:
+        raise UserError(f"--strategy must be one of {', '.join(STRATEGIES)}, not {name!r}")
+    if name in ALONE and world.world_size > 1:
+        raise UserError(f"--strategy {name} is for one rank, and {world.world_size} were started; try --strategy ddp")
+    return single if world.world_size == 1 and name in TOGETHER else STRATEGIES[name]

@@ -1,0 +1,33 @@
+"""Run a program for as long as the process that asked for it lives, without Slurm's and MPI's marks in its environment.
+
+    python -m course_lib.guard PARENT PROGRAM ARGUMENTS…
+
+A notebook's kernel may be killed at any moment; what it started must go too, on every system and however it happens.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+
+import psutil
+
+from course_lib.processes import clean_environment, kill_tree
+
+
+def main() -> int:
+    parent, *command = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    program = psutil.Popen(command, env=clean_environment())
+    try:
+        while os.getppid() == int(parent):  # an orphan gets another parent
+            with contextlib.suppress(psutil.TimeoutExpired):
+                return program.wait(0.2)
+        return 1
+    finally:
+        kill_tree([program])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

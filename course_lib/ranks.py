@@ -1,0 +1,239 @@
+"""Ranks inside a notebook: one MPI world of ipyparallel engines, numbered by MPI rank.
+
+    from course_lib import ranks
+
+    team = ranks.start(2)          # a moment later, cells that begin with %%px run on all ranks
+    team["x"]                      # the values of a variable, by rank
+    team.stop()
+
+    ranks.torchrun(2, Config(strategy="ddp"))   # a whole training run on two ranks, its output tagged by rank
+
+A rank that dies or freezes is noticed and explained. Nothing outlives the kernel that started it.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import ipyparallel
+from IPython import get_ipython
+from IPython.display import display
+from traitlets.config import Config as Settings
+
+from course_lib.config import UserError
+from course_lib.launch import GUARD, ONE_THREAD, RanksError, torchrun
+from course_lib.progress import Steps
+
+SLURM_JOB = """#!/bin/bash
+#SBATCH --job-name=ranks --output=/dev/null --ntasks={n} {options}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program}
+"""
+__all__ = ["Ranks", "RanksError", "start", "torchrun"]
+_running: list["Ranks"] = []
+
+
+def start(n: int = 2, *, slurm: str | None = None, timeout: float = 120) -> "Ranks":
+    """Start n ranks, here or as a Slurm job with these sbatch options ("" or "--nodes=2"); ends those of before."""
+    for team in list(_running):
+        team.stop()
+    return Ranks(n, slurm=slurm, timeout=timeout)
+
+
+class Ranks:
+    """n engines in one MPI world. `%%px` cells run on all of them."""
+
+    def __init__(self, n: int = 2, *, slurm: str | None = None, timeout: float = 120):
+        if n < 1:
+            raise UserError(f"at least one rank is needed, not {n}")
+        self.n, self.gone = n, ""
+        self.cluster = ipyparallel.Cluster(n=n, config=_settings(n, slurm), log_level=50, **_where(slurm))
+        _running.append(self)
+        try:
+            self._start(timeout)
+        except BaseException:
+            self.stop()
+            raise
+        if shell := get_ipython():
+            shell.register_magic_function(self._px, "line_cell", "px")
+
+    def _start(self, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        with Steps(self.n + 1, f"starting {self.n} ranks") as steps:
+            self.cluster.start_cluster_sync()
+            self.client = self.cluster.connect_client_sync()
+            steps.reach(1)
+            while len(self.client.ids) < self.n:
+                if not self._engines.running:
+                    raise RanksError("the ranks ended while they started", _read(self._engines.output_file))
+                if time.monotonic() > until:
+                    raise RanksError(f"only {len(self.client.ids)} of {self.n} ranks have started in {timeout:g} s")
+                time.sleep(0.05)
+                steps.reach(1 + len(self.client.ids))
+            self.pids = self.client[:].apply_sync(os.getpid)
+            sizes = self.client[:].apply_sync(_world_size)
+            if sizes != [self.n] * self.n:
+                raise RanksError(f"one world of {self.n} ranks was asked for, and the ranks see worlds of {sizes}")
+
+    @property
+    def _engines(self):
+        return next(iter(self.cluster.engines.values()))
+
+    def run(self, code: str, *, targets: list[int] | None = None, timeout: float = 0) -> None:
+        """Run code on all ranks (or on some), show what each printed in the order of ranks, raise what the first raised."""
+        if self.gone:
+            raise RanksError(f"{self.gone}: start them again with ranks.start({self.n})")
+        chosen = list(range(self.n)) if targets is None else targets
+        result = self.client[chosen].execute(code, silent=False, block=False)
+        try:
+            self._wait(result, timeout)
+        except KeyboardInterrupt:
+            with suppress(Exception):
+                self.client.send_signal(signal.SIGINT, targets=chosen, block=True)
+            result.wait(3)
+            raise
+        finally:
+            if not self.gone:
+                result.wait_for_output(2)
+            for rank, output in zip(chosen, result.metadata):
+                _show(rank, output)
+        try:
+            result.get(timeout=5)
+        except ipyparallel.error.RemoteError as error:
+            raise self._first_failure(result, error) from None
+
+    def _wait(self, result, timeout: float) -> None:
+        """Until all ranks are done; says so when some have failed and others still work, perhaps waiting for them."""
+        began, told = time.monotonic(), False
+        while not result.wait(0.2):
+            failed = [part for part in result.metadata if part["status"] == "error"]
+            if failed and not told and not result.wait(2):
+                told = True
+                names = ", ".join(f"rank {part['engine_id']}" for part in failed)
+                print(f"{names} failed; the others may be waiting for it until their time-out", file=sys.stderr)
+            if timeout and time.monotonic() - began > timeout:
+                busy = [part["engine_id"] for part in result.metadata if part["status"] is None]
+                self.stop()
+                self.gone = "the ranks were stopped"
+                raise RanksError(f"rank {busy[0] if busy else '?'} has not finished in {timeout:g} s; all were stopped")
+
+    def _first_failure(self, result, error: ipyparallel.error.RemoteError) -> RanksError:
+        """What the first rank to fail has raised; the others often fail only because it did."""
+        entries = getattr(error, "elist", [(error.ename, error.evalue, error.traceback, error.engine_info)])
+        if any(name == "EngineError" for name, *_ in entries):
+            self.gone = self._cause_of_death()
+            return RanksError(f"{self.gone}: start them again with ranks.start({self.n})")
+        ended = {part["engine_id"]: part["completed"] for part in result.metadata}
+        name, value, traceback, where = min(entries, key=lambda entry: ended[entry[3]["engine_id"]])
+        others = [f"rank {e[3]['engine_id']}: {e[0]}" for e in entries if e[3] is not where]
+        also = f" (then {', '.join(others)})" if others else ""
+        if name == "RuntimeError" and re.search(r"(?i)gloo|pair closure|connection|timed out|timeout|nccl", str(value)):
+            also += f"; the ranks have lost each other: start them again with ranks.start({self.n})"
+        return RanksError(f"rank {where['engine_id']} raised {name}: {value}{also}", traceback or "")
+
+    def _cause_of_death(self) -> str:
+        """Which rank died first, and how: from what ipyparallel's nannies and mpiexec have to say."""
+        until, first, how = time.monotonic() + 2, None, None
+        while not (first and how) and time.monotonic() < until:
+            time.sleep(0.1)
+            said = _read(self._engines.output_file)
+            first, how = re.search(r"KernelNanny\.(\d+)\] Pipe closed", said), re.search(r"EXIT CODE: (\d+)", said)
+        rank = f"rank {first[1]}" if first else "a rank"
+        return f"{rank} {_ending(int(how[1])) if how else 'does not answer any more'}, and the others with it"
+
+    def __getitem__(self, name: str) -> list:
+        """The values of a variable, by rank."""
+        return self.client[:].pull(name, block=True)
+
+    def __setitem__(self, name: str, value) -> None:
+        """Give all ranks a variable."""
+        self.client[:].push({name: value}, block=True)
+
+    def _px(self, line: str, cell: str | None = None) -> None:
+        """%%px: run this cell on all ranks; --targets 0,2 on some; --timeout 30 not longer than that."""
+        if cell is None:
+            return self.run(line)
+        parser = argparse.ArgumentParser(prog="%%px", exit_on_error=False, add_help=False)
+        parser.add_argument("-t", "--targets", type=lambda text: [int(rank) for rank in text.split(",")])
+        parser.add_argument("--timeout", type=float, default=0)
+        try:
+            options, rest = parser.parse_known_args(shlex.split(line))
+        except argparse.ArgumentError as error:
+            raise UserError(f"%%px: {error}") from None
+        if rest or not set(options.targets or []) <= set(range(self.n)):
+            raise UserError(f"%%px knows --targets (ranks 0 to {self.n - 1}) and --timeout, not {line!r}")
+        return self.run(cell, **vars(options))
+
+    def stop(self) -> None:
+        """End all ranks and all that belongs to them."""
+        if self in _running:
+            _running.remove(self)
+        self.gone = self.gone or "the ranks were stopped"
+        with suppress(AttributeError):
+            self.client.close()
+        self.cluster.stop_cluster_sync()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+
+def _ending(code: int) -> str:
+    """mpiexec gives a signal's number for the exit code."""
+    return f"was killed by signal {code}" if 0 < code < 65 else f"ended with exit code {code}"
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(errors="replace") if os.path.exists(path) else ""
+
+
+def _world_size() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
+
+
+def _where(slurm: str | None) -> dict:
+    return {"engines": "mpi"} if slurm is None else {"engines": "slurm", "controller_ip": "*"}
+
+
+def _settings(n: int, slurm: str | None) -> Settings:
+    """How ipyparallel shall start things: by our guard, with our Python and our MPI, and with a quick heartbeat."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if slurm is None and not mpiexec.exists():
+        raise UserError(f"{mpiexec} is missing: `make setup` brings it, or `pip install mpich` in this environment")
+    settings, engine = Settings(), [sys.executable, "-m", "ipyparallel.engine"]
+    settings.ControllerLauncher.controller_cmd = [*GUARD, sys.executable, "-m", "ipyparallel.controller"]
+    settings.ControllerLauncher.controller_args = ["--HeartMonitor.period=1000"]  # 10 beats missed: dead
+    settings.EngineLauncher.engine_cmd = engine
+    settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
+    settings.EngineLauncher.environment = ONE_THREAD
+    settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, str(mpiexec)]
+    if slurm is not None:
+        program = f"{shlex.join(engine)} --mpi"
+        settings.SlurmEngineSetLauncher.batch_template = SLURM_JOB.format(n=n, options=slurm, program=program)
+        settings.SlurmEngineSetLauncher.submit_command = [*GUARD, "sbatch"]
+    return settings
+
+
+def _show(rank: int, output: dict) -> None:
+    """What one rank printed and displayed, every line with its rank."""
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        if lines := output[name].splitlines():
+            print("\n".join(f"[rank {rank}] {line}" for line in lines), file=stream, flush=True)
+    results = [output["execute_result"]["data"]] if output["execute_result"] else []
+    for data in [shown["data"] for shown in output["outputs"] if "data" in shown] + results:
+        if set(data) == {"text/plain"}:
+            print(f"[rank {rank}] {data['text/plain']}", flush=True)
+        else:
+            print(f"[rank {rank}]", flush=True)
+            display(data, raw=True)
