@@ -7,7 +7,7 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 INSTALLED := $(VENV)/.installed
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test setup notebooks data run bench pins clean
+.PHONY: help lab test setup notebooks data run bench cluster cluster-down pins clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -31,6 +31,13 @@ run: setup  ## run all lessons through papermill; executed copies under runs/les
 
 bench: $(INSTALLED)  ## measure the performance claims side by side with their peers
 	@$(RUN) -m benchmarks.data
+	@$(RUN) -m benchmarks.ddp
+
+cluster:  ## start a real Slurm with two nodes on this machine
+	@slurm/local/up.sh
+
+cluster-down:  ## stop it
+	@slurm/local/down.sh
 
 pins: $(INSTALLED)  ## write constraints.txt anew from what is installed
 	@{ head -n 1 constraints.txt; $(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | sed 's/+cpu$$//'; } > constraints.new

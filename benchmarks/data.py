@@ -15,22 +15,15 @@ overlap  seconds a step over max(load, compute), each measured alone in the same
 One thread computes. All readers give the same normalised samples; that is checked.
 """
 
-import argparse
 import itertools
-import json
-import os
-import platform
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from benchmarks import table
 from benchmarks.overlap import MACHINE, PREFETCHER, over_floor, step_seconds
 from benchmarks.readers import (
     FORKED,
@@ -45,27 +38,9 @@ from benchmarks.readers import (
     write_century,
     write_years,
 )
+from benchmarks.table import Row
 from course_lib.data.make import FORMATS
 from course_lib.data.years import YearsDataset
-
-
-class Row(NamedTuple):
-    """One line of the table: our number, the peer's, and what their ratio should be."""
-
-    what: str
-    ours: float
-    peer: str
-    theirs: float
-    goal: tuple[str, float] | None = None  # (">=", 100): ours is at least 100 times theirs
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.theirs
-
-    @property
-    def met(self) -> bool | None:
-        sign, bound = self.goal or ("", 0.0)
-        return {"": None, ">=": self.ratio >= bound, "<=": self.ratio <= bound}[sign]
 
 
 def sample_rates(root: Path, *, rounds: int, seconds: float) -> dict[str, float]:
@@ -142,40 +117,7 @@ def measure_overlap(folder: Path, *, quick: bool) -> Iterator[Row]:
 
 
 PARTS = {"reading": measure_reading, "memory": measure_memory, "index": measure_index, "overlap": measure_overlap}
-LINE = "{:52} {:>10} {:>10}  {:62} {:>8}  {:8} {}"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def show(row: Row) -> None:
-    goal = "{} {:g}".format(*row.goal) if row.goal else ""
-    met = {None: "", True: "met", False: "MISSED"}[row.met]
-    print(
-        LINE.format(row.what, number(row.ours), number(row.theirs), row.peer, number(row.ratio), goal, met), flush=True
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small and short; its numbers are no claims")
-    parser.add_argument("--only", choices=PARTS, help="measure one part")
-    parser.add_argument("--json", type=Path, help="write the table to this file too")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "quick": options.quick}
-    print(machine | versions, LINE.format("what", "ours", "theirs", "peer", "ratio", "goal", ""), sep="\n")
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        for part in [options.only] if options.only else PARTS:
-            for row in PARTS[part](Path(folder), quick=options.quick):
-                show(row._replace(goal=None) if options.quick else row)
-                rows.append({"part": part, **row._asdict(), "ratio": row.ratio, "met": row.met})
-    if options.json:
-        options.json.write_text(json.dumps({**machine, **versions, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    table.main("benchmarks.data", __doc__, PARTS)

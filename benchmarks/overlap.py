@@ -1,6 +1,5 @@
 """The loops of which benchmarks.data measures the step time: how well does each hide loading behind computing?"""
 
-import ctypes
 import itertools
 import statistics
 import time
@@ -11,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.readers import OURS, readers
+from benchmarks.table import keep_memory, take_turns
 from course_lib.data.batches import Batches
 from course_lib.data.years import YearsDataset
 from course_lib.prefetch import Prefetcher
@@ -23,15 +23,6 @@ PREFETCHER = "course_lib.prefetch.Prefetcher"
 PLAIN = "DataLoader without workers"
 COPY_ONLY = "prefetcher of the copy only, next() on the training thread"
 MACHINE = "machine limit: an independent process loads alongside"
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed memory: else a step may or may not fault in thousands of pages, and that drowns the rest."""
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(m_trim_threshold, 2**30)
-        libc.mallopt(m_mmap_threshold, 2**25)
 
 
 def copy_only(loader: Iterable) -> Iterator:
@@ -95,8 +86,7 @@ def step_seconds(root: Path, *, steps: int, rounds: int, **options) -> dict[str,
             COPY_ONLY: lambda: seconds_a_step(copy_only(loader()), step, steps),
             MACHINE: lambda: seconds_a_step(beside(started[OURS], batches, batch), step, steps),
         }
-        turns = [[loop() for loop in loops.values()] for _ in range(rounds)]
-    return dict(zip(loops, map(list, zip(*turns))))
+        return take_turns(loops, rounds)
 
 
 def over_floor(seconds: dict[str, list[float]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -13,6 +14,7 @@ from course_lib.config import Config
 from course_lib.processes import clean_environment, kill_tree
 
 GUARD = [sys.executable, "-m", "course_lib.guard", str(os.getpid())]  # what follows ends with this process
+LOST = re.compile(r"(?i)gloo|nccl|connection|timed out|timeout")  # said by those whom another rank has left
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # one a rank, and none that spins
 
 
@@ -52,13 +54,20 @@ def torchrun(n: int, config: Config, *, quiet: bool = False) -> Path:
 
 def first_failure(lines: list[str], code: int) -> RanksError:
     """From all that torchrun printed: the rank that failed first, and its last words."""
-    cause = re.search(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", "\n".join(lines), re.DOTALL)
-    if not cause:
+    seen = re.findall(r"rank\s*: (\d+) \(.*?exitcode\s*: (-?\d+)", "\n".join(lines), re.DOTALL)
+    if not seen:
         return RanksError(f"torchrun ended with exit code {code}", "\n".join(lines[-30:]))
-    rank, code = int(cause[1]), int(cause[2])
-    said = [line.removeprefix(f"[rank {rank}] ") for line in lines if line.startswith(f"[rank {rank}] ")]
-    begins = [number for number, line in enumerate(said) if line.startswith(("Traceback", "error: "))]
-    details = said[begins[0] :] if begins else said[-10:]
+    root, *others = reversed([(int(rank), int(code)) for rank, code in seen])  # torchrun prints the first it saw last
+    ended = [root, *(other for other in others if other[1] != -signal.SIGTERM)]  # which torchrun sends to the rest
+    rank, code = next((one for one in ended if not LOST.search(last_words(lines, one[0])[-1])), root)
+    details = last_words(lines, rank)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    last = f": {details[-1]}" if begins else ""
-    return RanksError(f"rank {rank} {how}{last}", "\n".join(details))
+    return RanksError(f"rank {rank} {how}{details[-1] and ': '}{details[-1]}", "\n".join(details))
+
+
+def last_words(lines: list[str], rank: int) -> list[str]:
+    """A rank's traceback, or its line that begins with error; [""] if it said neither."""
+    tags = re.compile(rf"\[rank {rank}\] (\[rank{rank}\]: ?)?")  # torchrun's, and torch's own for a traceback
+    said = [line[tag.end() :] for line in lines if (tag := tags.match(line))]
+    begins = [number for number, line in enumerate(said) if line.startswith(("Traceback", "error: "))]
+    return said[begins[0] :] if begins else [""]

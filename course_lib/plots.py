@@ -103,8 +103,9 @@ def grouped_bars(groups: Mapping[str, Mapping[str, float]], *, ylabel: str, titl
 def bars(values: Mapping[str, float], *, xlabel: str, logarithmic: bool = False) -> None:
     """Horizontal bars in the order given, each with its value."""
     figure, axis = _axes(height=0.4 * len(values) + 0.9)
-    drawn = axis.barh(list(values)[::-1], list(values.values())[::-1], color=BLUE)
-    axis.bar_label(drawn, [f" {value:,.0f}" for value in list(values.values())[::-1]], fontsize=9)
+    names, lengths = list(values)[::-1], list(values.values())[::-1]
+    drawn = axis.barh(names, lengths, color=BLUE)
+    axis.bar_label(drawn, [f" {value:,.0f}" if value >= 100 else f" {value:.3g}" for value in lengths], fontsize=9)
     axis.set(xlabel=xlabel + " (logarithmic scale)" * logarithmic, xscale="log" if logarithmic else "linear")
     axis.margins(x=0.15)
     plt.show()
@@ -119,6 +120,16 @@ def shares(parts: Mapping[str, float], *, xlabel: str, title: str = "") -> None:
     axis.bar_label(bars, [f" {value / total:.0%}" for _, value in ordered], fontsize=9)
     axis.set(xlabel=xlabel, title=title)
     axis.margins(x=0.1)
+    plt.show()
+
+
+def curves(series: Mapping[str, tuple], *, xlabel: str, ylabel: str) -> None:
+    """Lines of many points."""
+    figure, axis = _axes()
+    for (name, (x, y)), colour in zip(series.items(), COLOURS):
+        axis.plot(x, y, color=colour, label=name)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.legend(frameon=False, fontsize=9)
     plt.show()
 
 
@@ -148,15 +159,22 @@ def _window(timeline: Timeline, kind: str, *, skip: int, steps: int) -> tuple[fl
     return found[min(skip, len(found) - 1)].start, found[min(skip + steps, len(found)) - 1].end
 
 
-def timelines(runs: Mapping[str, Timeline], *, step: str = "compute", skip: int = 2, steps: int = 5) -> None:
+def timelines(
+    runs: Mapping[str, Timeline],
+    *,
+    step: str = "compute",
+    skip: int = 2,
+    steps: int = 5,
+    kinds: Sequence[str] = tuple(KINDS),
+) -> None:
     """A few steps of several runs on one scale, a row a kind of work: what happened when, and what overlapped."""
-    kinds = {name: [kind for kind in KINDS if timeline.total(kind)] for name, timeline in runs.items()}
-    heights = [0.3 * len(found) + 0.8 for found in kinds.values()]
+    shown = {name: [kind for kind in kinds if timeline.total(kind)] for name, timeline in runs.items()}
+    heights = [0.3 * len(found) + 0.8 for found in shown.values()]
     figure, axes = plt.subplots(
         len(runs), 1, figsize=(8, sum(heights)), layout="constrained", sharex=True, squeeze=False, height_ratios=heights
     )
     for axis, (name, timeline) in zip(axes.flat, runs.items()):
-        rows = {kind: row for row, kind in enumerate(reversed(kinds[name]))}
+        rows = {kind: row for row, kind in enumerate(reversed(shown[name]))}
         first, last = _window(timeline, step, skip=skip, steps=steps)
         _draw_spans(axis, timeline, rows, first=first, last=last)
         axis.set_yticks(list(rows.values()), list(rows))

@@ -43,7 +43,18 @@ def kill_tree(processes: Sequence[psutil.Popen]) -> None:
     for process in left:  # one by one: a launcher's ranks may be in sessions of their own
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=5)
+    until = time.monotonic() + 5
+    while any(map(_is_alive, left)) and time.monotonic() < until:
+        time.sleep(0.01)
+    for process in processes:
+        process.poll()  # ours to reap; an orphan's zombie is up to init, which may take its time
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def failure(code: int | None, output: str, timeout: float) -> str:

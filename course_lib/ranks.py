@@ -15,8 +15,10 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -32,9 +34,9 @@ from course_lib.launch import GUARD, ONE_THREAD, RanksError, torchrun
 from course_lib.progress import Steps
 
 SLURM_JOB = """#!/bin/bash
-#SBATCH --job-name=ranks --output=/dev/null --ntasks={n} {options}
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program}
+#SBATCH --job-name=ranks --output={{output_file}} --ntasks={{n}} {options}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE COURSE_PLAIN=1
+exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
 """
 __all__ = ["Ranks", "RanksError", "start", "torchrun"]
 _running: list["Ranks"] = []
@@ -54,7 +56,8 @@ class Ranks:
         if n < 1:
             raise UserError(f"at least one rank is needed, not {n}")
         self.n, self.gone = n, ""
-        self.cluster = ipyparallel.Cluster(n=n, config=_settings(n, slurm), log_level=50, **_where(slurm))
+        settings = _settings() if slurm is None else _slurm_settings(slurm)
+        self.cluster = ipyparallel.Cluster(n=n, config=settings, log_level=50)
         _running.append(self)
         try:
             self._start(timeout)
@@ -72,7 +75,7 @@ class Ranks:
             steps.reach(1)
             while len(self.client.ids) < self.n:
                 if not self._engines.running:
-                    raise RanksError("the ranks ended while they started", _read(self._engines.output_file))
+                    raise RanksError("the ranks ended while they started", self._said())
                 if time.monotonic() > until:
                     raise RanksError(f"only {len(self.client.ids)} of {self.n} ranks have started in {timeout:g} s")
                 time.sleep(0.05)
@@ -86,10 +89,14 @@ class Ranks:
     def _engines(self):
         return next(iter(self.cluster.engines.values()))
 
+    def _said(self) -> str:
+        """What the engines and their launcher have written so far."""
+        path = Path(self._engines.output_file)
+        return path.read_text(errors="replace") if path.exists() else ""
+
     def run(self, code: str, *, targets: list[int] | None = None, timeout: float = 0) -> None:
         """Run code on all ranks (or on some), show what each printed in the order of ranks, raise what the first raised."""
-        if self.gone:
-            raise RanksError(f"{self.gone}: start them again with ranks.start({self.n})")
+        self._require_all()
         chosen = list(range(self.n)) if targets is None else targets
         result = self.client[chosen].execute(code, silent=False, block=False)
         try:
@@ -107,12 +114,22 @@ class Ranks:
         try:
             result.get(timeout=5)
         except ipyparallel.error.RemoteError as error:
+            self._require_all()
             raise self._first_failure(result, error) from None
+
+    def _require_all(self) -> None:
+        """Without a rank that died or froze the others would wait for it: end them too, and say what happened."""
+        if not self.gone and len(self.client.ids) < self.n:
+            self.gone = self._cause_of_death()
+            self.stop()
+        if self.gone:
+            raise RanksError(f"{self.gone}: start them again with ranks.start({self.n})")
 
     def _wait(self, result, timeout: float) -> None:
         """Until all ranks are done; says so when some have failed and others still work, perhaps waiting for them."""
         began, told = time.monotonic(), False
         while not result.wait(0.2):
+            self._require_all()
             failed = [part for part in result.metadata if part["status"] == "error"]
             if failed and not told and not result.wait(2):
                 told = True
@@ -127,9 +144,6 @@ class Ranks:
     def _first_failure(self, result, error: ipyparallel.error.RemoteError) -> RanksError:
         """What the first rank to fail has raised; the others often fail only because it did."""
         entries = getattr(error, "elist", [(error.ename, error.evalue, error.traceback, error.engine_info)])
-        if any(name == "EngineError" for name, *_ in entries):
-            self.gone = self._cause_of_death()
-            return RanksError(f"{self.gone}: start them again with ranks.start({self.n})")
         ended = {part["engine_id"]: part["completed"] for part in result.metadata}
         name, value, traceback, where = min(entries, key=lambda entry: ended[entry[3]["engine_id"]])
         others = [f"rank {e[3]['engine_id']}: {e[0]}" for e in entries if e[3] is not where]
@@ -139,37 +153,44 @@ class Ranks:
         return RanksError(f"rank {where['engine_id']} raised {name}: {value}{also}", traceback or "")
 
     def _cause_of_death(self) -> str:
-        """Which rank died first, and how: from what ipyparallel's nannies and mpiexec have to say."""
+        """Which rank died first, and how: from what ipyparallel's nannies and mpiexec have to say; nothing if it froze."""
+        missing = min(set(range(self.n)) - set(self.client.ids))
         until, first, how = time.monotonic() + 2, None, None
         while not (first and how) and time.monotonic() < until:
             time.sleep(0.1)
-            said = _read(self._engines.output_file)
+            said = self._said()
             first, how = re.search(r"KernelNanny\.(\d+)\] Pipe closed", said), re.search(r"EXIT CODE: (\d+)", said)
-        rank = f"rank {first[1]}" if first else "a rank"
-        return f"{rank} {_ending(int(how[1])) if how else 'does not answer any more'}, and the others with it"
+        ending = _ending(int(how[1])) if how else "ended" if first else "does not answer any more"
+        return f"rank {first[1] if first else missing} {ending}, and the others were stopped"
 
     def __getitem__(self, name: str) -> list:
         """The values of a variable, by rank."""
+        self._require_all()
         return self.client[:].pull(name, block=True)
 
     def __setitem__(self, name: str, value) -> None:
         """Give all ranks a variable."""
+        self._require_all()
         self.client[:].push({name: value}, block=True)
 
     def _px(self, line: str, cell: str | None = None) -> None:
-        """%%px: run this cell on all ranks; --targets 0,2 on some; --timeout 30 not longer than that."""
+        """%%px: run this cell on all ranks; --targets 0,2 on some; --local here too; --timeout 30 not longer than that."""
         if cell is None:
             return self.run(line)
         parser = argparse.ArgumentParser(prog="%%px", exit_on_error=False, add_help=False)
         parser.add_argument("-t", "--targets", type=lambda text: [int(rank) for rank in text.split(",")])
+        parser.add_argument("--local", action="store_true")
         parser.add_argument("--timeout", type=float, default=0)
         try:
             options, rest = parser.parse_known_args(shlex.split(line))
         except argparse.ArgumentError as error:
             raise UserError(f"%%px: {error}") from None
         if rest or not set(options.targets or []) <= set(range(self.n)):
-            raise UserError(f"%%px knows --targets (ranks 0 to {self.n - 1}) and --timeout, not {line!r}")
-        return self.run(cell, **vars(options))
+            raise UserError(f"%%px knows --targets (ranks 0 to {self.n - 1}), --local and --timeout, not {line!r}")
+        self.run(cell, targets=options.targets, timeout=options.timeout)
+        if options.local:
+            get_ipython().run_cell(cell).raise_error()
+        return None
 
     def stop(self) -> None:
         """End all ranks and all that belongs to them."""
@@ -192,36 +213,40 @@ def _ending(code: int) -> str:
     return f"was killed by signal {code}" if 0 < code < 65 else f"ended with exit code {code}"
 
 
-def _read(path: str) -> str:
-    return Path(path).read_text(errors="replace") if os.path.exists(path) else ""
-
-
 def _world_size() -> int:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.size
 
 
-def _where(slurm: str | None) -> dict:
-    return {"engines": "mpi"} if slurm is None else {"engines": "slurm", "controller_ip": "*"}
-
-
-def _settings(n: int, slurm: str | None) -> Settings:
+def _settings() -> Settings:
     """How ipyparallel shall start things: by our guard, with our Python and our MPI, and with a quick heartbeat."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
-    if slurm is None and not mpiexec.exists():
+    if not mpiexec.exists():
         raise UserError(f"{mpiexec} is missing: `make setup` brings it, or `pip install mpich` in this environment")
-    settings, engine = Settings(), [sys.executable, "-m", "ipyparallel.engine"]
+    settings = Settings()
+    settings.Cluster.engine_launcher_class = "mpi"
     settings.ControllerLauncher.controller_cmd = [*GUARD, sys.executable, "-m", "ipyparallel.controller"]
     settings.ControllerLauncher.controller_args = ["--HeartMonitor.period=1000"]  # 10 beats missed: dead
-    settings.EngineLauncher.engine_cmd = engine
+    settings.EngineLauncher.engine_cmd = [sys.executable, "-m", "ipyparallel.engine"]
     settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
-    settings.EngineLauncher.environment = ONE_THREAD
+    settings.EngineLauncher.environment = ONE_THREAD | {"COURSE_PLAIN": "1"}  # nobody sees an engine's progress bar
     settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, str(mpiexec)]
-    if slurm is not None:
-        program = f"{shlex.join(engine)} --mpi"
-        settings.SlurmEngineSetLauncher.batch_template = SLURM_JOB.format(n=n, options=slurm, program=program)
-        settings.SlurmEngineSetLauncher.submit_command = [*GUARD, "sbatch"]
+    return settings
+
+
+def _slurm_settings(options: str) -> Settings:
+    """The same as one Slurm job."""
+    if not shutil.which("sbatch"):
+        raise UserError(
+            "sbatch is missing: ranks on Slurm nodes need Slurm; leave out slurm= for ranks on this machine"
+        )
+    settings = _settings()
+    settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
+    launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
+    launcher.batch_template = SLURM_JOB.format(options=options, program=program)
+    launcher.batch_file_name = str(Path(tempfile.gettempdir(), f"ranks-{os.getpid()}.sbatch"))
+    launcher.submit_command, launcher.delete_command = [*GUARD, "sbatch"], [*GUARD, "scancel"]
     return settings
 
 
@@ -229,11 +254,11 @@ def _show(rank: int, output: dict) -> None:
     """What one rank printed and displayed, every line with its rank."""
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         if lines := output[name].splitlines():
-            print("\n".join(f"[rank {rank}] {line}" for line in lines), file=stream, flush=True)
+            print("\n".join(f"[rank {rank}] {line}" for line in lines), file=stream)
     results = [output["execute_result"]["data"]] if output["execute_result"] else []
     for data in [shown["data"] for shown in output["outputs"] if "data" in shown] + results:
         if set(data) == {"text/plain"}:
-            print(f"[rank {rank}] {data['text/plain']}", flush=True)
+            print(f"[rank {rank}] {data['text/plain']}")
         else:
             print(f"[rank {rank}]", flush=True)
             display(data, raw=True)

@@ -105,6 +105,8 @@ def fit(config: Config, world: World | None = None) -> Fitted:
     strategy = find_strategy(config.strategy, world)
     config = share_batch(config, world)
     task = make_task(config, world)
+    whole = Batches(len(task.train), config.batch, world=world)
+    held_out = shard(len(task.valid), config.batch, world)  # now: too few samples is no news for the end of an epoch
     model = make_model(config, task).to(world.device)
     timeline = Timeline() if config.timeline else None
     wrapped, sync = strategy(model, world, config, timeline)
@@ -114,7 +116,6 @@ def fit(config: Config, world: World | None = None) -> Fitted:
         state.load(saved, config)
     elif world.is_main:
         set_aside(config.run)
-    whole = Batches(len(task.train), config.batch, world=world)
     steps = min(config.epochs * len(whole), config.max_steps or config.epochs * len(whole))
 
     with (
@@ -131,7 +132,7 @@ def fit(config: Config, world: World | None = None) -> Fitted:
             ):
                 log.write("step", step=state.step, epoch=state.epoch, loss=value, **timing)
                 progress.update(state.step, loss=value, samples_per_s=timing["samples_per_s"])
-            loader = make_loader(config, task.valid, shard(len(task.valid), config.batch, world), world)
+            loader = make_loader(config, task.valid, held_out, world)
             broadcast(model.buffers(), world)  # BatchNorm's averages differ from rank to rank
             metrics = evaluate(wrapped.eval(), loader, world)
             require_finite(metrics["loss"], state.step)  # before the last good checkpoint is replaced
@@ -216,7 +217,7 @@ def require_finite(loss: float, step: int) -> None:
 
 
 def set_aside(run: Path) -> None:
-    """A new run under an old name: keep the old log and checkpoint as *.previous."""
-    for name in ("metrics.jsonl", "checkpoint.pt"):
-        if (run / name).exists():
-            os.replace(run / name, run / f"{name}.previous")
+    """A new run under an old name: keep the old log, checkpoint and timelines as *.previous."""
+    for path in (run / "metrics.jsonl", run / "checkpoint.pt", *run.glob("timeline.*.json")):
+        if path.exists():
+            os.replace(path, f"{path}.previous")

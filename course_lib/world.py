@@ -94,8 +94,8 @@ def _ask_mpi() -> tuple[int, int, int, dist.Store | None]:
             "another MPI than mpi4py does; use the mpirun beside this python, or srun --mpi=pmi2"
         )
     here = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    if everyone.size == 1:
-        return 0, 0, 1, None
+    if everyone.size == 1 or dist.is_initialized():  # nobody to meet, or met already
+        return everyone.rank, here.rank, everyone.size, None
     host = "127.0.0.1" if here.size == everyone.size else everyone.bcast(socket.getfqdn())
     store = dist.TCPStore(host, 0, everyone.size, True, wait_for_workers=False) if everyone.rank == 0 else None
     port = everyone.bcast(store.port if store else None)

@@ -7,7 +7,7 @@
 # After this lesson
 #
 # 1. you know that your machine can run every lesson, or what to do about it;
-# 2. you have started a program on two processes at once, and they have talked to each other;
+# 2. you have run a program, and a cell, on two processes at once, and they have talked to each other;
 # 3. you know the six words that the rest of the course is written in.
 #
 # Press **Shift + Enter** to run a cell and go to the next one. A lesson is meant to be read from top to bottom: the text
@@ -17,7 +17,7 @@
 # The next cell holds this lesson's settings. You may change them and run the lesson again.
 
 # %% tags=["parameters"]
-ranks = 2  # how many processes to start further down
+world_size = 2  # how many processes to start further down
 runs = "../runs"  # where lessons leave their files
 
 # %% [markdown]
@@ -82,7 +82,14 @@ import re
 import subprocess
 import sys
 
-launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(program)]
+launcher = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    f"--nproc-per-node={world_size}",
+    str(program),
+]
 loopback = "lo0" if sys.platform == "darwin" else "lo"  # the ranks talk within this machine
 settings = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
 result = subprocess.run(launcher, env=settings, capture_output=True, text=True, check=False)
@@ -94,9 +101,46 @@ print(result.stdout, result.stderr if result.returncode else "")
 
 # %%
 sums = [int(number) for number in re.findall(r"the sum is (\d+)", result.stdout)]
-expected = sum(10**rank for rank in range(ranks))
-assert sums == [expected] * ranks, f"expected {ranks} times {expected}, got {sums}"
-print(f"{ranks} ranks agree on {expected}")
+expected = sum(10**rank for rank in range(world_size))
+assert sums == [expected] * world_size, f"expected {world_size} times {expected}, got {sums}"
+print(f"{world_size} ranks agree on {expected}")
+
+# %% [markdown]
+# ## A cell on all ranks
+#
+# Writing a file and starting a launcher is how real runs work. For looking and trying there is a shorter way: ranks that
+# stay and wait for cells. They are started once, in a few seconds,
+
+# %%
+from course_lib import ranks
+
+team = ranks.start(world_size)
+
+# %% [markdown]
+# and from then on a cell that begins with `%%px` runs on all of them, and not in this notebook. What each prints comes with
+# its rank in front. Change the cell, run it again: the ranks remember their variables.
+
+# %%
+# %%px
+import torch
+import torch.distributed as dist
+
+from course_lib.config import Config
+from course_lib.world import start
+
+world = start(Config(launcher="mpi"))
+number = torch.tensor(10**world.rank)
+dist.all_reduce(number)
+print(f"rank {world.rank} of {world.world_size}: the sum is {number.item()}")
+
+# %% [markdown]
+# The notebook can look at a variable of all ranks at once. When it is done it lets them go; they would also end with it.
+
+# %%
+answers = [number.item() for number in team["number"]]
+assert answers == sums
+team.stop()
+print(answers)
 
 # %% [markdown]
 # ## Six words
@@ -125,7 +169,7 @@ print(f"{ranks} ranks agree on {expected}")
 # %%
 from course_lib.lesson import numbers
 
-numbers(ranks=len(sums), sum_over_ranks=sums[0])
+numbers(ranks=len(sums), sum_over_ranks=sums[0], sum_in_cells=answers[0])
 
 # %% [markdown]
 # ## What you have seen
@@ -134,5 +178,6 @@ numbers(ranks=len(sums), sum_over_ranks=sums[0])
 # - The same program runs on every rank; only its rank number differs.
 # - A collective such as all-reduce gives every rank the same answer.
 # - A launcher starts the ranks and tells them their place through the environment.
+# - `ranks.start` keeps ranks waiting for this notebook; `%%px` cells run on all of them.
 #
 # **Next:** [01 · Baseline](01_baseline.ipynb), one device, and where its time and memory go.

@@ -134,9 +134,9 @@ print(f"predicted {predicted:,} parameters, counted {counted:,}; untrained, it s
 #
 # ## One step
 #
-# Everything that this course parallelises is in these lines: forward, loss, backward, step. The call to `sync` does
-# nothing yet. Later, our own first way of sharing averages the ranks' gradients there; PyTorch's own does it during
-# `backward`.
+# Everything that this course parallelises is in these lines: forward, loss, backward, step. (`span` notes the time if
+# somebody asks for it.) The call to `sync` does nothing yet. Later, our own first ways of sharing average the ranks'
+# gradients there; PyTorch's own does it during `backward`.
 
 # %%
 from course_lib.trainer import fit, train_step

@@ -419,4 +419,4 @@ numbers(
 # - Private memory stays flat as the years grow, and the numbers stay the same to the last bit.
 # - Loading can hide behind computing: a step takes max(load, compute) instead of their sum.
 #
-# **Next:** 03 · Data parallel. One device now waits as little as it can; the next lessons add more of them.
+# **Next:** [03 · DataParallel](03_data_parallel.ipynb). One device now waits as little as it can; the next lessons add more.

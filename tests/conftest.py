@@ -1,8 +1,9 @@
-"""What the tests share: small simulated years, a writer of hand-made files, and the rule for integration tests."""
+"""What the tests share: small simulated years, runs on them, a writer of hand-made files, the rule for integration tests."""
 
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +11,9 @@ import netCDF4
 import numpy as np
 import pytest
 import torch
+from helpers import LAUNCH_VARIABLES, prefetch_threads, torchrun
+
+from course_lib.config import Config
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 torch.set_num_threads(1)
@@ -45,6 +49,42 @@ def years(tmp_path_factory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return out
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No launcher's variables from outside, and no thread left behind."""
+    for name in (*LAUNCH_VARIABLES, "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COURSE_PLAIN", "1")
+    yield
+    assert prefetch_threads() == []
+
+
+@pytest.fixture(scope="session")
+def base(years, tmp_path_factory) -> Config:
+    """50 samples to train on, which no batch divides, and 25 to validate on, which two ranks can't share evenly."""
+    runs = tmp_path_factory.mktemp("runs")
+    return Config(data=str(years), runs=str(runs), lead=5, width=2, depth=1, batch=4, lr=2e-3, warmup=5, log_every=1)
+
+
+@pytest.fixture
+def config(base, tmp_path) -> Config:
+    return base.replace(runs=str(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def trained(base) -> dict[str, Config]:
+    """Two epochs of six steps on two ranks by the real command, with every strategy; the first six are on a timeline."""
+    config = base.replace(epochs=2, timeline=6, bucket_mb=5e-4)  # 500 bytes: several buckets
+    names = ["ddp", "ddp_naive", "ddp_bucketed", "ddp_overlapped"]
+    configs = {name: config.replace(name=f"trained-{name}", strategy=name) for name in names}
+    with ThreadPoolExecutor() as threads:  # at the same time: launchers mostly wait
+        runs = list(threads.map(lambda c: torchrun(2, "-m", "course_lib.train", *c.arguments()), configs.values()))
+    for code, output in runs:
+        assert code == 0, output
+        assert output.count("done: ") == 1  # however many ranks there are, one speaks
+    return configs
 
 
 def write_year(

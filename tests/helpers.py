@@ -1,12 +1,30 @@
-"""What several test files need: equality to the last bit, the threads of a prefetcher, and waiting for something."""
+"""What several test files need: equality to the last bit, real ranks, the threads of a prefetcher, and waiting."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
+from course_lib import checkpoint, processes
+from course_lib.config import Config
+from course_lib.metrics import read_log
+
 torch.set_num_threads(1)  # as every rank does; the sums then always run in the same order
+
+BIN = Path(sys.executable).parent
+LAUNCH_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+)
 
 
 def assert_same(a, b, where: str = "") -> None:
@@ -36,3 +54,26 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return clean | {"PATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | variables
+
+
+def torchrun(ranks: int, *words: object) -> tuple[int, str]:
+    """Run a program on so many ranks to its end: (exit code, all that was printed). A hang is a failure."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    code, output = processes.run([*launcher, *map(str, words)], timeout=240)
+    assert code is not None, f"the ranks hang:\n{output}"
+    return code, output
+
+
+def result(config: Config) -> dict:
+    """All that must be equal of two equal runs: what a checkpoint holds, and what was logged of losses and metrics."""
+    content = checkpoint.load(config.run / "checkpoint.pt")
+    content.pop("config")
+    timing = ("time", "samples_per_s", "wait_share")
+    events = [event for event in read_log(config.run) if event["event"] in ("step", "eval")]
+    return content | {"log": [{k: v for k, v in event.items() if k not in timing} for event in events]}

@@ -1,6 +1,5 @@
 """Training, on one rank and on real ranks: resumed == uninterrupted, split == whole, and every mistake is one line."""
 
-import os
 import shutil
 import signal
 import socket
@@ -8,12 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from helpers import assert_same, prefetch_threads, wait_until
+from helpers import BIN, assert_same, environment, result, wait_until
 
 from course_lib import checkpoint, train, trainer
 from course_lib.config import Config, UserError, run_main
@@ -23,16 +21,6 @@ from course_lib.metrics import read_log
 from course_lib.trainer import evaluate, fit, make_loader, make_model
 from course_lib.world import World, start
 
-BIN = Path(sys.executable).parent
-LAUNCH_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-)
 LAUNCHERS = {
     "python": [sys.executable],
     "torchrun 1": [BIN / "torchrun", "--standalone", "--nproc-per-node", "1"],
@@ -40,34 +28,7 @@ LAUNCHERS = {
     "mpirun 2": [BIN / "mpirun", "-n", "2", sys.executable, "-m", "mpi4py"],
 }
 LOADERS = [(0, 0), (2, 0), (0, 1), (2, 1)]  # (prefetch, workers)
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No launcher's variables from outside, and no thread left behind."""
-    for name in (*LAUNCH_VARIABLES, "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COURSE_PLAIN", "1")
-    yield
-    assert prefetch_threads() == []
-
-
-@pytest.fixture(scope="module")
-def base(years, tmp_path_factory) -> Config:
-    """50 samples to train on, which no batch divides, and 25 to validate on, which two ranks can't share evenly."""
-    runs = tmp_path_factory.mktemp("runs")
-    return Config(data=str(years), runs=str(runs), lead=5, width=2, depth=1, batch=4, lr=2e-3, warmup=5, log_every=1)
-
-
-@pytest.fixture
-def config(base, tmp_path) -> Config:
-    return base.replace(runs=str(tmp_path))
-
-
-def environment(**variables: str) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return clean | {"PATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | variables
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def command(config: Config, launcher: str = "python") -> list[str]:
@@ -106,15 +67,6 @@ def logged_step(config: Config) -> int:
 def assert_unfinished(config: Config, *, steps: int) -> None:
     assert 8 < checkpoint.load(config.run / "checkpoint.pt")["position"]["step"] < steps
     assert "end" not in [event["event"] for event in read_log(config.run)]
-
-
-def result(config: Config) -> dict:
-    """All that must be equal of two equal runs: what a checkpoint holds, and what was logged of losses and metrics."""
-    content = checkpoint.load(config.run / "checkpoint.pt")
-    content.pop("config")
-    timing = ("time", "samples_per_s", "wait_share")
-    events = [event for event in read_log(config.run) if event["event"] in ("step", "eval")]
-    return content | {"log": [{k: v for k, v in event.items() if k not in timing} for event in events]}
 
 
 class Crash(Exception):

@@ -123,6 +123,8 @@ class Overlapped(nn.Module):
     def count(self, number: int) -> None:
         """Called in backward when a gradient of this bucket is there."""
         if self.enabled:
+            if not self.missing[number]:
+                raise RuntimeError("a second backward before sync(): put all but the last one under no_sync()")
             self.missing[number] -= 1
             while len(self.work) < len(self.buckets) and self.missing[len(self.work)] == 0:
                 self.leave()  # in the same order on every rank, or buckets would be mixed up

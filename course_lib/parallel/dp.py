@@ -21,7 +21,6 @@ def scatter(x: torch.Tensor, devices: int) -> list[torch.Tensor]:
 def replicate(model: nn.Module, replicas: Sequence[nn.Module]) -> None:
     """Copy the weights to every other device: the last step has changed them."""
     for replica in replicas:
-        replica.train(model.training)
         for theirs, ours in zip(_tensors(replica), _tensors(model)):
             theirs.data.copy_(ours.data)
 
@@ -69,7 +68,8 @@ class DataParallel(nn.Module):
         with self.span("scatter"):
             inputs = [piece.detach().requires_grad_(graph and x.requires_grad) for piece in scatter(x, self.devices)]
         with self.span("replicate"):
-            self.replicas[0].train(self.module.training)
+            for replica in self.replicas:
+                _set_alike(replica, self.module)
             replicate(self.module, self.replicas[1:])
         with self.span("apply"):
             outputs = parallel_apply(self.threads, call, self.replicas, inputs)
@@ -109,3 +109,11 @@ class _Spread(torch.autograd.Function):
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     return itertools.chain(model.parameters(), model.buffers())
+
+
+def _set_alike(replica: nn.Module, model: nn.Module) -> None:
+    """What was frozen or told to train or evaluate since the replica was made must be so there too."""
+    for theirs, ours in zip(replica.modules(), model.modules()):
+        theirs.training = ours.training
+    for theirs, ours in zip(replica.parameters(), model.parameters()):
+        theirs.requires_grad = ours.requires_grad

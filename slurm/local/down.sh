@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Stop what slurm/local/up.sh has started, and nothing else: make cluster-down
+set -uo pipefail
+DIR=$(realpath -m "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
+export SLURM_CONF=$DIR/slurm.conf
+
+alive() { [[ -d /proc/$1 ]] && ! grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; } # a zombie is dead
+pid_of() { cat "$DIR/run/$1.pid" 2>/dev/null || true; }
+
+if controller=$(pid_of slurmctld) && [[ -n $controller ]] && alive "$controller"; then
+    timeout 10 scancel --user="$(id -un)" --state=PENDING 2>/dev/null
+    timeout 10 scancel --user="$(id -un)" 2>/dev/null
+    for _ in {1..50}; do
+        [[ -z $(timeout 5 squeue -h 2>/dev/null) ]] && break
+        sleep 0.2
+    done
+fi
+for file in "$DIR"/run/slurmd.*.pid "$DIR"/run/slurmctld.pid "$DIR"/run/munged.pid; do
+    [[ -s $file ]] || continue
+    pid=$(<"$file")
+    alive "$pid" || continue
+    kill "$pid"
+    for _ in {1..100}; do
+        alive "$pid" || break
+        sleep 0.1
+    done
+    if alive "$pid"; then kill -9 "$pid"; fi
+done
+exit 0

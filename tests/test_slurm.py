@@ -1,0 +1,105 @@
+"""A real Slurm with two nodes on this machine: started and stopped, and ranks on its nodes and inside its jobs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import wait_until
+
+ROOT = Path(__file__).parent.parent
+LOCAL = ROOT / "slurm" / "local"
+RANKS_IN_A_JOB = """
+import os
+from course_lib import ranks
+assert "SLURM_JOB_ID" in os.environ
+join = '''
+import socket, torch.distributed as dist
+from course_lib.config import Config
+from course_lib.world import start
+world = start(Config(launcher="mpi", device="cpu", timeout=30))
+sizes = [None] * world.world_size
+dist.all_gather_object(sizes, world.local_rank)
+print(socket.gethostname(), world.rank, world.local_rank, sizes)
+'''
+with ranks.start(2) as team:
+    team.run(join)
+with ranks.start(4, slurm="--nodes=2 --ntasks-per-node=2") as team:
+    team.run(join)
+print("all done")
+"""
+
+
+def script(name: str, folder: Path) -> str:
+    done = subprocess.run([LOCAL / name, folder], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """The folder of a running cluster; a short path, for it holds sockets."""
+    if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("Slurm is not installed: apt-get install slurm-wlm slurm-client munge")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        script("up.sh", folder)
+        yield folder
+    finally:
+        script("down.sh", folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ask(folder: Path, *command: str) -> str:
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def daemons(folder: Path) -> set[int]:
+    found = {int(path.read_text()) for path in (folder / "run").glob("*.pid")}
+    return {pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.integration
+def test_two_nodes_with_names_of_their_own_run_jobs(cluster):
+    assert sorted(ask(cluster, "srun", "--nodes=2", "hostname").split()) == ["node1", "node2"]
+
+
+@pytest.mark.integration
+def test_started_twice_it_stays_as_it_is(cluster):
+    before = daemons(cluster)
+    assert len(before) == 4  # munged, slurmctld and two slurmd
+    assert script("up.sh", cluster).strip() == f"export SLURM_CONF={cluster / 'slurm.conf'}"
+    assert daemons(cluster) == before
+
+
+@pytest.mark.integration
+def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
+    """A notebook that is itself a Slurm job starts ranks beside itself, and others as a second job on both nodes."""
+    program, log = tmp_path / "inside.py", tmp_path / "log"
+    program.write_text(RANKS_IN_A_JOB)
+    job = ["--ntasks=1", "--mem-per-cpu=500", f"--output={log}", f"--wrap={sys.executable} {program}"]
+    number = ask(cluster, "sbatch", "--parsable", *job).strip()
+    wait_until(lambda: not ask(cluster, "squeue", "--noheader", f"--jobs={number}", "--states=PD,R,CG"))
+    printed = log.read_text()
+    assert "all done" in printed, printed
+    here = [line.split(maxsplit=5)[2:] for line in printed.splitlines() if line.startswith("[rank")]
+    assert [line[1] for line in here] == ["0", "1", "0", "1", "2", "3"]
+    assert here[0][0] == here[1][0]  # beside the job, on its node
+    assert [line[0] for line in here[2:]] == ["node1", "node1", "node2", "node2"]
+    assert here[5][3] == "[0, 1, 0, 1]"
+    wait_until(lambda: not ask(cluster, "squeue", "--noheader"))  # the second job has ended with its ranks
+
+
+@pytest.mark.integration
+def test_stopped_twice_nothing_is_left(cluster):
+    running = daemons(cluster)
+    script("down.sh", cluster)
+    wait_until(lambda: not daemons(cluster) & running)
+    script("down.sh", cluster)
+    script("up.sh", cluster)
+    assert len(daemons(cluster)) == 4
