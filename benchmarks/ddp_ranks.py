@@ -7,6 +7,7 @@ ends with a barrier, so it takes as long as its slowest rank. FILE gets {loop: [
 """
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from course_lib.world import World, barrier, start, stop
 
 CHANNELS, BATCH = 6, 8  # a rank's batch: more ranks, more samples
 APART = "apart"  # all ranks at the same time, without a word to each other
+IN_STEP = "in_step"  # the same, but they wait for each other after every backward: what no communication could avoid
 ALONE = "alone"  # rank 0 computes, the others wait
 
 
@@ -32,6 +34,8 @@ def make_loop(name: str, world: World, options: argparse.Namespace) -> tuple[Cal
     model = UNet(CHANNELS, CHANNELS, width=options.width, depth=options.depth, padding="circular", residual=True)
     strategy = TOGETHER.get(name, single)
     wrapped, sync = strategy(model, world, Config(bucket_mb=options.bucket_mb))
+    if name == IN_STEP:
+        sync = functools.partial(barrier, world)
     optimizer = torch.optim.Adam(model.parameters())
     batch = torch.randn(
         2, BATCH, CHANNELS, options.size, options.size, generator=torch.Generator().manual_seed(world.rank)
@@ -59,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp_ranks", description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument(
-        "--loops", required=True, help=f"of {', '.join([*TOGETHER, APART, ALONE])}, with commas between"
+        "--loops", required=True, help=f"of {', '.join([*TOGETHER, APART, IN_STEP, ALONE])}, with commas between"
     )
     for flag, default in (("width", 16), ("depth", 2), ("size", 64), ("steps", 8), ("rounds", 9)):
         parser.add_argument(f"--{flag}", type=int, default=default)

@@ -7,7 +7,7 @@ PyPI and under the GPL, so there is no copy of it here:
     PYTHONPATH=/tmp/Pytorch-UNet python -m benchmarks.ddp --only unet
 
 All go back up by the skips of the way down, with two 3×3 convolutions on each level. How the image grows is each one's own:
-ours repeats every value and convolves 3c channels; milesial and MONAI halve the channels by a transposed convolution first.
+ours halves the channels by a 1×1 convolution and repeats every value; milesial and MONAI do both by a transposed convolution.
 """
 
 import time

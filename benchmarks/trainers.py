@@ -36,6 +36,7 @@ CHANNELS, BATCH, WARM = 6, 8, 5
 BARE = "bare loop"
 AGAIN = "bare loop again"  # how far two equal loops seem to differ: nothing smaller can be told
 OURS = "course_lib.trainer.train_epoch"
+AHEAD = "course_lib.trainer.train_epoch with its prefetching thread"
 
 
 class Clock:
@@ -65,11 +66,11 @@ def bare(model: nn.Module, loader: Iterable) -> Callable[[], None]:
     return loop
 
 
-def ours(model: nn.Module, dataset: TensorDataset, steps: int, folder: Path) -> Callable[[], None]:
+def ours(model: nn.Module, dataset: TensorDataset, steps: int, folder: Path, prefetch: int) -> Callable[[], None]:
     """train_epoch with what fit does around it at every step."""
     optimizer, world = torch.optim.Adam(model.parameters()), World()
     task = Task(dataset, dataset, inputs=CHANNELS, outputs=CHANNELS)
-    config = Config(batch=BATCH, lr=1e-3)
+    config = Config(batch=BATCH, lr=1e-3, prefetch=prefetch)
 
     def loop() -> None:
         state = State(model, optimizer)
@@ -170,7 +171,8 @@ def cpu_seconds(folder: Path, *, steps: int, rounds: int, width: int, depth: int
     def loader() -> DataLoader:
         return DataLoader(dataset, batch_sampler=Batches(len(dataset), BATCH))
 
-    loops = {BARE: bare(model, loader()), AGAIN: bare(model, loader()), OURS: ours(model, dataset, count, folder)}
+    loops = {BARE: bare(model, loader()), AGAIN: bare(model, loader())}
+    loops |= {name: ours(model, dataset, count, folder, prefetch) for name, prefetch in ((OURS, 0), (AHEAD, 2))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are no workers is on purpose
         for peer, package in PEERS.items():

@@ -66,7 +66,10 @@ class UNet(nn.Module):
         options = {"norm": norm, "padding": padding}
         self.down = nn.ModuleList(Block(a, b, **options) for a, b in zip([inputs, *channels], channels[:-1]))
         self.bottom = Block(channels[-2] if depth else inputs, channels[-1], **options)
-        self.up = nn.ModuleList(Block(3 * c, c, **options) for c in reversed(channels[:-1]))  # skip c, from below 2c
+        self.thin = nn.ModuleList(nn.Conv2d(2 * c, c, 1) for c in reversed(channels[:-1]))  # while the image is small
+        self.up = nn.ModuleList(
+            Block(2 * c, c, **options) for c in reversed(channels[:-1])
+        )  # c of the skip, c from below
         self.head = nn.Conv2d(width, outputs, 1)
         if residual:
             nn.init.zeros_(self.head.weight)
@@ -81,9 +84,9 @@ class UNet(nn.Module):
             skips.append(x)
             x = F.max_pool2d(x, 2)
         x = self.run(self.bottom, x)
-        for block in self.up:
+        for thin, block in zip(self.thin, self.up):
             skip = skips.pop()
-            x = F.interpolate(x, size=skip.shape[-2:])  # to the skip's size, odd or even
+            x = F.interpolate(thin(x), size=skip.shape[-2:])  # to the skip's size, odd or even
             x = self.run(block, torch.cat([skip, x], dim=1))
         x = self.head(x)
         return x + image[:, : self.outputs] if self.residual else x
@@ -98,14 +101,18 @@ def _blocks(inputs: int, *, width: int, depth: int) -> list[tuple[int, int, int]
     """(inputs, outputs, level) of every block, in the order of the forward pass."""
     channels = [width * 2**level for level in range(depth + 1)]
     down = [(a, b, level) for level, (a, b) in enumerate(zip([inputs, *channels], channels))]
-    return down + [(3 * channels[level], channels[level], level) for level in reversed(range(depth))]
+    return down + [(2 * channels[level], channels[level], level) for level in reversed(range(depth))]
 
 
 def count_parameters(inputs: int, outputs: int, *, width: int, depth: int, norm: str = "group") -> int:
-    """The number of parameters: 9·in·out for a convolution, 2·out for its normalisation (or out for its bias)."""
+    """The number of parameters: 9·in·out for a 3×3 convolution, 2·out for its normalisation (or out for its bias).
+
+    A 1×1 convolution has (in + 1)·out: on every level going up, from 2c channels to c, and at the end.
+    """
     extra = 1 if norm == "none" else 2
     blocks = _blocks(inputs, width=width, depth=depth)
-    return sum(9 * (a + b) * b + 2 * extra * b for a, b, _ in blocks) + (width + 1) * outputs
+    thin = sum((2 * c + 1) * c for c in (width * 2**level for level in range(depth)))
+    return sum(9 * (a + b) * b + 2 * extra * b for a, b, _ in blocks) + thin + (width + 1) * outputs
 
 
 def count_activations(
@@ -115,16 +122,15 @@ def count_activations(
 
     A block keeps what enters it, and for each convolution the result and the ReLU of its normalisation; circular padding keeps an
     enlarged copy of what each convolution reads; pooling keeps where each maximum was, in 8 bytes. With checkpointing
-    only what enters a block is kept, and what leaves it for a skip or the head.
+    only what enters a block and what leaves it is kept.
     """
     areas = [(size[0] >> level) * (size[1] >> level) for level in range(depth + 1)]
     padded = [((size[0] >> level) + 2) * ((size[1] >> level) + 2) for level in range(depth + 1)]
     blocks = _blocks(inputs, width=width, depth=depth)
     values = 0
-    for number, (a, b, level) in enumerate(blocks):
+    for a, b, level in blocks:
         if checkpointing:
-            leaves = number < depth or number == len(blocks) - 1
-            values += a * areas[level] + leaves * b * areas[level]
+            values += (a + b) * areas[level]
         else:
             values += a * areas[level] if padding == "zeros" else (a + b) * padded[level]
             values += 4 * b * areas[level]

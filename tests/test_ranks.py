@@ -176,6 +176,13 @@ def test_some_ranks_only(px, shared):
     assert px("-t 1,0 --timeout 60", "print(here.rank)").stdout == "[rank 1] 1\n[rank 0] 0\n"
 
 
+def test_on_all_ranks_and_here(px, shared, shell):
+    px("--local", "where = 1")
+    assert shared["where"] == [1, 1] and shell.user_ns["where"] == 1
+    with pytest.raises(ZeroDivisionError):
+        px("--local", "1 / ('here' in globals())")  # the ranks have joined a world, the notebook has not
+
+
 @pytest.mark.parametrize("line", ["--targets 2", "--targets x", "--targets", "--timeout soon", "--nonsense", "word"])
 def test_a_wrong_option_is_one_line(px, line):
     with pytest.raises(UserError, match="^%%px") as complaint:
