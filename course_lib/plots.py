@@ -123,12 +123,17 @@ def shares(parts: Mapping[str, float], *, xlabel: str, title: str = "") -> None:
     plt.show()
 
 
-def curves(series: Mapping[str, tuple], *, xlabel: str, ylabel: str) -> None:
-    """Lines of many points."""
+def curves(series: Mapping[str, tuple], *, xlabel: str, ylabel: str, logarithmic: bool = False) -> None:
+    """Lines without regard to where zero is; with `logarithmic` both axes have that scale, and points are shown."""
     figure, axis = _axes()
     for (name, (x, y)), colour in zip(series.items(), COLOURS):
-        axis.plot(x, y, color=colour, label=name)
-    axis.set(xlabel=xlabel, ylabel=ylabel)
+        axis.plot(x, y, "o-" if logarithmic else "-", color=colour, label=name)
+    scale = "log" if logarithmic else "linear"
+    axis.set(xlabel=xlabel, ylabel=ylabel, xscale=scale, yscale=scale)
+    if logarithmic:
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_formatter("{x:g}")
+            one.set_minor_formatter("")
     axis.legend(frameon=False, fontsize=9)
     plt.show()
 

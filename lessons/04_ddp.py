@@ -226,9 +226,8 @@ print(f"{len(exact)} gradients on {world_size} ranks = those of one process with
 #
 # ## Second way: buckets
 #
-# **Predict.** A message costs a fixed time before its first byte arrives, the *latency* $\alpha$, and then a time for its
-# length. With $N$ gradients we pay $\alpha$ $N$ times; with all of them in one flat tensor, once. So one large message
-# should save about $(N-1)\,\alpha$. We measure $\alpha$ with a message of a single number.
+# How long does a message take? A fixed time before its first byte arrives, the *latency*, and then a time for its length.
+# Let us send messages of one number, of ten, a hundred …, ten of each in a row:
 
 # %%
 # %%px
@@ -236,7 +235,7 @@ import time
 
 
 def seconds(*tensors: torch.Tensor) -> float:
-    """The fastest of several rounds of all-reduces."""
+    """For an all-reduce of each of these, one after the other: the fastest of several rounds."""
     taken = []
     for _ in range(10):
         dist.barrier()
@@ -247,24 +246,37 @@ def seconds(*tensors: torch.Tensor) -> float:
     return min(taken)
 
 
-pieces = [torch.zeros_like(parameter) for parameter in model.parameters()]
-flat = torch.cat([piece.flatten() for piece in pieces])
-times = seconds(flat[:1].clone()), seconds(*pieces), seconds(flat)
+lengths = [10**power for power in range(7)]
+messages = [seconds(*[torch.zeros(length, device=world.device)] * 10) / 10 for length in lengths]
 
 # %%
-latency, one_by_one, together = team["times"][0]
-saved = (len(exact) - 1) * latency
-milliseconds = {
-    f"{len(exact)} messages": one_by_one * 1e3,
-    "1 message, predicted": max(0.0, one_by_one - saved) * 1e3,
-    "1 message, measured": together * 1e3,
-}
-plots.bars(milliseconds, xlabel="time for all gradients (ms)")
-print(f"latency {latency * 1e6:.0f} µs; in one message {one_by_one / together:.1f} times as fast")
+kilobytes = [4 * length / 1e3 for length in team["lengths"][0]]
+lasting = [1e3 * message for message in team["messages"][0]]
+plots.curves({"all-reduce": (kilobytes, lasting)}, xlabel="message (kB)", ylabel="time (ms)", logarithmic=True)
 
 # %% [markdown]
-# The latency was most of it. So gradients are put side by side into **buckets**, and a bucket is one message. After it, each
-# gradient is a view of its bucket, so that nothing is copied back:
+# A thousand numbers take about as long as one: it is nearly all latency. Only where the line bends upwards does the length
+# count. Where are our gradients? **Predict:** one by one, they cost as many latencies as there are gradients; all in one
+# flat tensor, a single message of that length.
+
+# %%
+# %%px
+pieces = [torch.zeros_like(parameter) for parameter in model.parameters()]
+flat = torch.cat([piece.flatten() for piece in pieces])
+one_by_one, together = seconds(*pieces), seconds(flat)
+
+# %%
+import numpy as np
+
+total = 4e-3 * sum(gradient.numel() for gradient in exact.values())  # kB
+average, all_at_once = np.interp([total / len(exact), total], kilobytes, lasting)
+predicted = {"one by one": len(exact) * average, "all in one": all_at_once}
+measured = {"one by one": 1e3 * team["one_by_one"][0], "all in one": 1e3 * team["together"][0]}
+plots.grouped_bars({"predicted": predicted, "measured": measured}, ylabel=f"{len(exact)} gradients (ms)")
+
+# %% [markdown]
+# So gradients are put side by side into **buckets**, and a bucket is one message. After it, each gradient is a view of its
+# bucket, so that nothing is copied back:
 
 # %%
 from course_lib.parallel.ddp import Bucket, bucketed
@@ -429,13 +441,13 @@ def accumulate() -> tuple[list[int], dict]:
     return [*messages, len(sent)], {name: p.grad.cpu() for name, p in wrapped.module.named_parameters()}
 
 
-messages, accumulated = accumulate()
-print("messages after the first half:", messages[0], "and after the second:", messages[1])
+sent, accumulated = accumulate()
+print("messages after the first half:", sent[0], "and after the second:", sent[1])
 
 # %%
 for accumulated in team["accumulated"]:
     torch.testing.assert_close(accumulated, exact, rtol=1e-4, atol=1e-6)
-assert all(first == 0 < second for first, second in team["messages"])
+assert all(first == 0 < second for first, second in team["sent"])
 print("two halves with no_sync = the whole batch at once")
 
 # %% [markdown]
@@ -564,8 +576,8 @@ from course_lib.trainer import evaluate
 model = fresh_model()
 mine = [load(indices) for indices in shard(9, 9, world)]
 own = evaluate(model, mine)  # this rank alone
-together = evaluate(model, mine, world)  # the sums and counts of all ranks, added up and then divided
-print(f"{own['count']} samples, mean {own['loss']:.5f}; all {together['count']} samples, mean {together['loss']:.5f}")
+of_ranks = evaluate(model, mine, world)  # the sums and counts of all ranks, added up and then divided
+print(f"{own['count']} samples, mean {own['loss']:.5f}; all {of_ranks['count']} samples, mean {of_ranks['loss']:.5f}")
 
 # %%
 from course_lib.trainer import evaluate
@@ -573,7 +585,7 @@ from course_lib.trainer import evaluate
 of_all = evaluate(fresh_model(), [load(range(9))])["loss"]
 means = [own["loss"] for own in team["own"]]
 print(f"all nine in one process: {of_all:.5f}; mean of the ranks' means: {sum(means) / len(means):.5f}")
-assert abs(team["together"][0]["loss"] - of_all) < 1e-6 * of_all
+assert abs(team["of_ranks"][0]["loss"] - of_all) < 1e-6 * of_all
 assert abs(sum(means) / len(means) - of_all) > 1e-5 * of_all
 
 # %% [markdown]
