@@ -53,14 +53,14 @@ class Clock:
         return [after - before for before, after in itertools.pairwise(self.marks[WARM:])]
 
 
-def bare(model: nn.Module, loader: Iterable) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(model.parameters())
+def bare(model: nn.Module, loader: Iterable, optimizer=None, backward=torch.Tensor.backward) -> Callable[[], None]:
+    optimizer = optimizer or torch.optim.Adam(model.parameters())
 
     def loop() -> None:
         for x, y in loader:
             optimizer.zero_grad()
             loss = F.mse_loss(model(x), y)
-            loss.backward()
+            backward(loss)
             optimizer.step()
 
     return loop
@@ -126,15 +126,7 @@ def fabric(model: nn.Module, loader: DataLoader, folder: Path) -> tuple[str, Cal
     runner = lightning.Fabric(accelerator="cpu", devices=1, plugins=LightningEnvironment())
     wrapped, optimizer = runner.setup(model, torch.optim.Adam(model.parameters()))
     loader = runner.setup_dataloaders(loader)
-
-    def loop() -> None:
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.mse_loss(wrapped(x), y)
-            runner.backward(loss)
-            optimizer.step()
-
-    return f"Lightning {lightning.__version__} Fabric", loop
+    return f"Lightning {lightning.__version__} Fabric", bare(wrapped, loader, optimizer, runner.backward)
 
 
 def accelerate(model: nn.Module, loader: DataLoader, folder: Path) -> tuple[str, Callable[[], None]]:
@@ -143,14 +135,7 @@ def accelerate(model: nn.Module, loader: DataLoader, folder: Path) -> tuple[str,
     runner = Accelerator(cpu=True)
     wrapped, optimizer, loader = runner.prepare(model, torch.optim.Adam(model.parameters()), loader)
 
-    def loop() -> None:
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.mse_loss(wrapped(x), y)
-            runner.backward(loss)
-            optimizer.step()
-
-    return f"Accelerate {__version__}", loop
+    return f"Accelerate {__version__}", bare(wrapped, loader, optimizer, runner.backward)
 
 
 PEERS = {lightning_trainer: "lightning", fabric: "lightning", accelerate: "accelerate"}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from course_lib.timeline import Timeline
@@ -46,6 +47,13 @@ def _axes(width: float = 8.0, height: float = 3.0, columns: int = 1, **options) 
     return figure, axes
 
 
+def _plain_ticks(axis: Axis) -> None:
+    """A logarithmic axis with 1, 2, 5, 10, … written out."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
 def fields(panels: Mapping[str, np.ndarray], *, units: str = "", alike: bool = True, columns: int = 4) -> None:
     """Maps side by side; `alike` gives them one colour scale, so that they can be compared."""
     columns = min(columns, len(panels))
@@ -78,9 +86,7 @@ def losses(events: Sequence[dict], *, references: Mapping[str, float] | None = N
     for (name, level), style in zip((references or {}).items(), ("--", ":", "-.")):
         axis.axhline(level, color=GREY, linestyle=style, label=name)
     axis.set(xlabel="step", ylabel="mean squared error\n(standardised)", yscale="log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_locator(NullLocator())
+    _plain_ticks(axis.yaxis)
     axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
 
@@ -131,9 +137,8 @@ def curves(series: Mapping[str, tuple], *, xlabel: str, ylabel: str, logarithmic
     scale = "log" if logarithmic else "linear"
     axis.set(xlabel=xlabel, ylabel=ylabel, xscale=scale, yscale=scale)
     if logarithmic:
-        for one in (axis.xaxis, axis.yaxis):
-            one.set_major_formatter("{x:g}")
-            one.set_minor_formatter("")
+        axis.xaxis.set_major_formatter("{x:g}")
+        _plain_ticks(axis.yaxis)
     axis.legend(frameon=False, fontsize=9)
     plt.show()
 

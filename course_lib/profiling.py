@@ -1,10 +1,14 @@
-"""From torch's profiler to a handful of words: which kind of work a step's time went into."""
+"""From torch's profiler to a handful of words: which kind of work a step's time went into. And how long messages take."""
 
 import os
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = {  # the first word found in an operation's name decides
@@ -56,3 +60,15 @@ def profile_steps(step: Callable[[], object], *, times: int = 3) -> dict[str, fl
         for _ in range(times):
             step()
     return {kind: spent / times for kind, spent in by_kind(profiler).items()}
+
+
+def seconds_to_send(tensors: Sequence[torch.Tensor]) -> float:
+    """How long an all-reduce of each of these takes, one after the other: the median of several rounds."""
+    taken = []
+    for _ in range(10):
+        dist.barrier()
+        began = time.perf_counter()
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)

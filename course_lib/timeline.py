@@ -101,3 +101,16 @@ def split_waiting(timelines: Sequence[Timeline]) -> list[Timeline]:
         works = [Span("communicate", max(span.start, met), max(span.end, met)) for span, met in zip(spans, meetings)]
         timeline.spans = others + waits + works
     return list(timelines)
+
+
+def share_during(timelines: Sequence[Timeline], kind: str, other: str) -> float:
+    """The part of all time of one kind, on all ranks, in which the same rank was also busy with another kind."""
+    spans = [(each, [s for s in each.spans if s.kind == other]) for each in timelines]
+    both = sum(
+        max(0.0, min(a.end, b.end) - max(a.start, b.start))
+        for each, others in spans
+        for a in each.spans
+        if a.kind == kind
+        for b in others
+    )
+    return both / (sum(each.total(kind) for each in timelines) or 1.0)

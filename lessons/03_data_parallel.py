@@ -11,10 +11,11 @@
 # 2. you have proved that two devices give the same gradients and the same weights as one;
 # 3. you can predict what DataParallel costs in messages, in memory and in waiting for Python, and have measured it.
 #
-# **New since lesson 02:** the model is called through a wrapper. The training loop does not change by a letter.
+# **New since lesson 02:** the model is called through a wrapper. The training loop does not change at all.
 
 # %% [markdown]
-# Where there is no GPU, a *device* is a thread on a core of its own: what happens is the same, and so is the result.
+# Where there is no GPU, a *device* is a thread on a core of its own. The four steps and the result are the same; only the
+# copies cost less, since all threads share one memory.
 
 # %% tags=["parameters"]
 data = "../data/years"
@@ -62,8 +63,9 @@ print("a batch of 8:", [tuple(piece.shape) for piece in pieces])
 print("a batch of 7:", [tuple(piece.shape) for piece in scatter(x[:7], devices)])
 
 # %% [markdown]
-# An odd batch is no problem: one device gets a sample more. Next, every device needs a model. The copies are made once,
-# but their *weights* must be copied again before every step, for the optimizer has changed them since.
+# An odd batch is no problem: one device gets a sample more. Next, every device needs a model. We make the copies once, but
+# their *weights* must be copied again before every step, because the optimizer has changed them. (PyTorch's own makes the
+# copies themselves anew in every step.)
 
 # %%
 import copy
@@ -73,7 +75,7 @@ replicas = [copy.deepcopy(model) for _ in range(devices)]
 replicate(model, replicas[1:])
 
 # %% [markdown]
-# Now all devices compute at once. On a CPU that takes one thread for each; the threads come from a pool.
+# Now all devices compute at once. On a CPU that takes one thread per device.
 
 # %%
 import threading
@@ -108,16 +110,16 @@ print("gathered", tuple(output.shape), "equal to one device")
 #
 # ## And backwards
 #
-# The loss is computed on the first device from the gathered output. Its gradient goes the same way back: cut into pieces,
+# The loss is computed on the first device from the gathered output. Its gradient goes back the same way: cut into pieces,
 # a backward pass on each device, and then the gradients of all copies are **added up** on the first device. Adding is
 # right because a loss over a batch is a sum over its samples; the division by the batch is in it already.
 #
-# This is all of it, forward and back:
+# These are the four steps as the library has them, and the sum on the way back:
 
 # %%
 from course_lib.parallel import dp
 
-show(DataParallel.run, dp._Spread.backward, dp.reduce)
+show(DataParallel.run, dp.reduce)
 
 # %% [markdown]
 # ## Prove it
@@ -157,12 +159,12 @@ assert furthest < 1e-5
 print(f"after five steps the weights differ by at most {furthest:.1g}")
 
 # %% [markdown]
-# Not by zero: the same numbers were added up in another order, and computers round. From here on, "equal" means this,
-# with the tolerance stated.
+# Not by zero: the same numbers were added up in another order, and computers round numbers. From here on, "equal" means
+# this, with the tolerance stated.
 #
 # ## Use it
 #
-# In the trainer this strategy is a word. Two short trainings, one with it and one without:
+# In the trainer this strategy is a word. Two short training runs, one with it and one without:
 
 # %%
 from course_lib.trainer import fit
@@ -173,6 +175,7 @@ assert abs(losses["dp"] - losses["single"]) < 0.01 * losses["single"]
 print(losses)
 
 # %% [markdown]
+# Gradients agree to a millionth; after many steps, tiny differences have grown, and long training runs agree only roughly.
 # On a node with GPUs the same word, `--strategy dp`, takes PyTorch's own `nn.DataParallel` over all GPUs of the node. In
 # a program of your own it is one line, and that line has a trap: without GPUs it does *nothing*, and says nothing.
 
@@ -187,21 +190,23 @@ if len(wrapped.device_ids) > 1:
 # ## Why it stops scaling: 1. messages
 #
 # **Predict.** Let the weights be $P$ bytes, and let there be $n$ devices. In every step the first device sends $P$ to each of
-# the others, and receives $P$ of gradients from each: $2(n-1)P$, plus pieces and outputs. All of it goes through one
-# device. In lesson 04 the ranks form a ring instead, and $2P(n-1)/n$ goes through each: never more than $2P$.
+# the others, and receives $P$ of gradients from each: $2(n-1)P$ goes through it, plus pieces and outputs. There is a better
+# way, the *ring*: everybody passes pieces to the next one, sends $2P(n-1)/n$ and receives as much, never more than $4P$ in
+# all. With two devices there is no difference.
 
 # %%
 parameters = sum(parameter.numel() for parameter in model.parameters())
-weights = 4 * parameters
+weight_bytes = 4 * parameters
 many = list(range(1, 17))
 traffic = {
-    "DataParallel, first device": (many, [2 * (n - 1) * weights / 1e6 for n in many]),
-    "ring, every device": (many, [2 * weights * (n - 1) / n / 1e6 for n in many]),
+    "DataParallel, first device": (many, [2 * (n - 1) * weight_bytes / 1e6 for n in many]),
+    "ring, every device": (many, [4 * weight_bytes * (n - 1) / n / 1e6 for n in many]),
 }
 plots.lines(traffic, xlabel="devices", ylabel="MB per step through a device", dashed=list(traffic))
 
 # %% [markdown]
-# A line that grows with the number of devices is the end of scaling. How much of a step does it cost already now? A
+# A line that grows with the number of devices is the end of scaling. (On GPUs PyTorch lets NCCL pass the copies along, so
+# the first device sends less; it still waits for all of them.) How much of a step does it cost already now? A
 # `Timeline` notes when each of the four steps began and ended.
 
 # %%
@@ -212,8 +217,8 @@ watched = DataParallel(copy.deepcopy(model), devices, timeline)
 optimizer = torch.optim.Adam(watched.parameters())
 for _ in range(5):
     train_step(watched, (x, y), optimizer, span=timeline.span)
-four = ["scatter", "replicate", "apply", "gather", "reduce", "update"]
-plots.timelines({f"{devices} devices, two steps": timeline}, step="update", skip=1, steps=3, kinds=four)
+kinds = ["scatter", "replicate", "apply", "gather", "reduce", "update"]
+plots.timelines({f"{devices} devices, two steps": timeline}, step="update", skip=1, steps=3, kinds=kinds)
 
 # %% [markdown]
 # In the row `apply`, every step has two bars: forward and backward, on all devices at once. `replicate` comes before each
@@ -221,12 +226,13 @@ plots.timelines({f"{devices} devices, two steps": timeline}, step="update", skip
 # net these are thin. They grow with the net and with the number of devices, and while they last every device but the
 # first has nothing to do.
 #
-# ## 2. Python
+# ## 2. One Python
 #
 # All devices are driven by one Python, and its lock, the GIL, lets one thread at a time decide what to compute next.
 #
-# **Predict.** A step takes $T = o + c$: Python needs $o$ to launch all operations, the processor $c$ to do them. On $n$
-# devices the computing is shared, but every device launches *all* operations on its piece, one thread at a time:
+# **Predict.** A step takes $T = o + c$: $o$ to launch all operations (Python, and PyTorch's own bookkeeping), which does not
+# depend on the image, and $c$ to compute them. On $n$ devices the computing is shared, but every device must launch *all*
+# operations on its piece. At worst that happens one device at a time:
 #
 # $$T_n = n \cdot o + c / n$$
 #
@@ -247,21 +253,22 @@ def seconds_per_step(network, size: int) -> float:
     return min(taken)
 
 
-one = [seconds_per_step(model, size) for size in sizes]
-several = [seconds_per_step(spread, size) for size in sizes]
+alone = [seconds_per_step(model, size) for size in sizes]
+shared = [seconds_per_step(spread, size) for size in sizes]
 
 # %%
-launching = one[0]
-expected = [t / (devices * launching + (t - launching) / devices) for t in one]
-measured = [t / shared for t, shared in zip(one, several)]
+launching = alone[0]
+expected = [t / (devices * launching + (t - launching) / devices) for t in alone]
+measured = [t / on_devices for t, on_devices in zip(alone, shared)]
 speedups = {"predicted": (sizes, expected), "measured": (sizes, measured), "ideal": (sizes, [devices] * len(sizes))}
 plots.lines(speedups, xlabel="image size (grid points)", ylabel="speed-up", dashed=["predicted", "ideal"])
-print(f"launching takes {launching * 1e3:.1f} ms of a step of {one[-1] * 1e3:.0f} ms with the largest image")
+print(f"launching takes {launching * 1e3:.1f} ms of a step of {alone[-1] * 1e3:.0f} ms with the largest image")
 
 # %% [markdown]
-# Where the line is below 1, two devices are *slower* than one: nearly all of the step is Python, and now there is twice as
-# much of it. With large images Python's part is small and the speed-up comes near the number of devices. A GPU computes
-# perhaps a hundred times as fast as this core while Python stays as slow as it is: there, all images are small.
+# Where the line is below 1, two devices are *slower* than one: nearly all of the step is launching, and now there is twice
+# as much of it. (At the first point the prediction is ½ by construction.) With large images launching is a small part, and
+# the speed-up comes nearer to the number of devices. A GPU computes perhaps a hundred times as fast as this core, while one
+# Python must launch for all of them: there, most images are small.
 #
 # *What would remove this limit?*
 #
@@ -279,20 +286,21 @@ print(f"launching takes {launching * 1e3:.1f} ms of a step of {one[-1] * 1e3:.0f
 # %%
 from course_lib.unet import count_activations, count_parameters, measure_activations
 
-height, wide = x.shape[-2:]
-activations = count_activations(task.inputs, size=(height, wide), width=width, depth=config.depth, padding="circular")
+height, length = x.shape[-2:]
+activations = count_activations(task.inputs, size=(height, length), width=width, depth=config.depth, padding="circular")
 per_piece = len(pieces[0]) * activations
-outputs_bytes = 2 * batch * task.outputs * height * wide * 4
-predicted = {"first device": 4 * weights + per_piece + outputs_bytes, "every other": 2 * weights + per_piece}
+outputs_bytes = 2 * batch * task.outputs * height * length * 4
+predicted = {"first device": 4 * weight_bytes + per_piece + outputs_bytes, "every other": 2 * weight_bytes + per_piece}
 
 # %%
-for _ in range(2):
-    train_step(spread, (x, y), optimizer := torch.optim.Adam(spread.parameters()))
-kept = measure_activations(spread.replicas[0], pieces[0])
-own = sum(parameter.nbytes + parameter.grad.nbytes for parameter in spread.parameters())
-adam = sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
-gathered = spread(x)
-found = {"first device": own + adam + kept + 2 * gathered.nbytes, "every other": own + kept}
+optimizer = torch.optim.Adam(spread.parameters())
+train_step(spread, (x, y), optimizer)
+first = sum(parameter.nbytes + parameter.grad.nbytes for parameter in spread.module.parameters())
+first += sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
+first += measure_activations(spread.replicas[0], pieces[0]) + 2 * spread(x).nbytes
+other = 2 * sum(parameter.nbytes for parameter in spread.replicas[1].parameters())  # and as much for the gradients
+other += measure_activations(spread.replicas[1], pieces[1])
+found = {"first device": first, "every other": other}
 megabytes = {
     name: {k: v / 1e6 for k, v in values.items()} for name, values in (("predicted", predicted), ("counted", found))
 }
@@ -300,12 +308,12 @@ plots.grouped_bars(megabytes, ylabel="memory per device (MB)")
 assert all(abs(found[name] - predicted[name]) < 0.1 * predicted[name] for name in found)
 
 # %% [markdown]
-# This net is small and its images are many, so the activations rule and the difference is small. For a large net it is
+# This net is small and the batch is large, so activations dominate and the difference is small. For a large net it is
 # not. The same formula for a UNet of width 64 and depth 4, with one sample on each device:
 
 # %%
 big = 4 * count_parameters(6, 6, width=64, depth=4)
-big_sample = count_activations(6, size=(height, wide), width=64, depth=4)
+big_sample = count_activations(6, size=(height, length), width=64, depth=4)
 print(f"first device {(4 * big + big_sample) / 1e6:.0f} MB, every other {(2 * big + big_sample) / 1e6:.0f} MB")
 
 # %% [markdown]
@@ -317,7 +325,7 @@ print(f"first device {(4 * big + big_sample) / 1e6:.0f} MB, every other {(2 * bi
 #
 #     sbatch --nodes=1 --gpus-per-node=4 --wrap '.venv/bin/python -m course_lib.train --strategy dp --batch 32'
 #
-# With DataParallel `--batch` is the batch of *all* devices together. Forget that, and four GPUs get two samples each.
+# With DataParallel `--batch` is the batch of *all* devices together: with the default of 8, four GPUs get two samples each.
 #
 # ## Questions
 #
@@ -325,8 +333,8 @@ print(f"first device {(4 * big + big_sample) / 1e6:.0f} MB, every other {(2 * bi
 #
 # <details><summary>Answer</summary>
 #
-# For evaluating or applying a large net on the GPUs of one node: no gradients to reduce, and the weights change never, so
-# that replicating them is wasted but bearable. For training, PyTorch's own documentation recommends DDP, even on one node.
+# For evaluating or applying a net on the GPUs of one node: there are no gradients to reduce, and the weights never change.
+# For training, PyTorch's own documentation recommends DDP, even on one node.
 #
 # </details>
 #
@@ -361,4 +369,4 @@ numbers(
 # - One Python drives all devices; with small work it makes them slower than one.
 # - The first device needs the most memory and decides the batch for all.
 #
-# **Next:** [04 · DDP](04_ddp.ipynb), one process per device, in which none of the three limits is left.
+# **Next:** [04 · DDP](04_ddp.ipynb), one process per device, without a first one.

@@ -228,32 +228,31 @@ def test_the_modules_own_buffers_are_updated_as_by_device_0(devices):
     assert_same(dict(many.module.named_buffers()), kept)  # evaluation changes nothing
 
 
-@pytest.mark.parametrize("devices", DEVICES)
-def test_batch_norm_looks_at_one_device_at_a_time(devices):
-    """Its gradients are those of the pieces, one after the other, and so not those of one device with the whole batch."""
-    one, many = pair(make_net(norm="batch"), devices)
+def assert_equal_to_its_pieces(one: nn.Module, many: DataParallel) -> None:
+    """One device that takes the pieces of a batch one after the other gives the same outputs and gradients."""
     x, y = make_batch(8)
-    outputs = [torch.cat([one(piece) for piece in scatter(x, devices)]), many(x)]
+    outputs = [torch.cat([one(piece) for piece in scatter(x, many.devices)]), many(x)]
     for output in outputs:
         F.mse_loss(output, y).backward()
     assert_close(outputs[1], outputs[0])
     assert_close(gradients(many.module), gradients(one))
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_batch_norm_looks_at_one_device_at_a_time(devices):
+    """Its gradients are those of the pieces, one after the other, and so not those of one device with the whole batch."""
+    assert_equal_to_its_pieces(*pair(make_net(norm="batch"), devices))
 
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_a_part_that_evaluates_while_the_rest_trains_does_so_on_every_device(devices):
     """As when a trained net is fine-tuned: its first layers keep their averages."""
     one, many = pair(make_net(norm="batch"), devices)
-    x, y = make_batch(8)
     for net in (one, many.module):
         net.down[0].layers[1].running_mean += 1
         net.train()
         net.down.eval()
-    outputs = [torch.cat([one(piece) for piece in scatter(x, devices)]), many(x)]
-    for output in outputs:
-        F.mse_loss(output, y).backward()
-    assert_close(outputs[1], outputs[0])
-    assert_close(gradients(many.module), gradients(one))
+    assert_equal_to_its_pieces(one, many)
 
 
 # ---- it is the module and nothing more -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from course_lib.config import Config
 from course_lib.data.tasks import make_task
-from course_lib.timeline import Span, Timeline, read_timelines, split_waiting, unrecorded
+from course_lib.timeline import Span, Timeline, read_timelines, share_during, split_waiting, unrecorded
 from course_lib.trainer import fit, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -261,3 +261,11 @@ def test_both_ranks_are_read_with_their_waiting(trained, strategy):
     assert sum(waits) <= len(raw[0]["communicate"])
     meetings = [[span.start for span in timeline.spans if span.kind == "communicate"] for timeline in timelines]
     assert meetings[0] == pytest.approx(meetings[1])
+
+
+def test_the_share_of_one_kind_during_another_counts_each_rank_by_itself():
+    first, second = Timeline(), Timeline()
+    first.spans = [Span("backward", 0, 4), Span("communicate", 3, 5), Span("communicate", 6, 7)]  # 1 of 3
+    second.spans = [Span("backward", 3, 7), Span("communicate", 4, 5), Span("load", 0, 9)]  # all of 1
+    assert share_during([first, second], "communicate", "backward") == pytest.approx(2 / 4)
+    assert share_during([first], "wait", "backward") == 0
