@@ -27,6 +27,19 @@ class Block(nn.Module):
         return self.layers(x)
 
 
+class Up(nn.Module):
+    """Grow the image to the size of the skip, put the two side by side, then a block."""
+
+    def __init__(self, channels: int, **options):
+        super().__init__()
+        self.thin = nn.Conv2d(2 * channels, channels, 1, bias=False)  # while the image is still small
+        self.block = Block(2 * channels, channels, **options)
+
+    def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        x = F.interpolate(self.thin(x), size=skip.shape[-2:])  # odd or even
+        return self.block(torch.cat([skip, x], dim=1))
+
+
 def make_norm(norm: str, channels: int) -> nn.Module:
     """GroupNorm by default: it looks at one sample only, so splitting a batch over ranks changes nothing."""
     if norm == "group":
@@ -66,10 +79,7 @@ class UNet(nn.Module):
         options = {"norm": norm, "padding": padding}
         self.down = nn.ModuleList(Block(a, b, **options) for a, b in zip([inputs, *channels], channels[:-1]))
         self.bottom = Block(channels[-2] if depth else inputs, channels[-1], **options)
-        self.thin = nn.ModuleList(nn.Conv2d(2 * c, c, 1) for c in reversed(channels[:-1]))  # while the image is small
-        self.up = nn.ModuleList(
-            Block(2 * c, c, **options) for c in reversed(channels[:-1])
-        )  # c of the skip, c from below
+        self.up = nn.ModuleList(Up(c, **options) for c in reversed(channels[:-1]))
         self.head = nn.Conv2d(width, outputs, 1)
         if residual:
             nn.init.zeros_(self.head.weight)
@@ -84,17 +94,15 @@ class UNet(nn.Module):
             skips.append(x)
             x = F.max_pool2d(x, 2)
         x = self.run(self.bottom, x)
-        for thin, block in zip(self.thin, self.up):
-            skip = skips.pop()
-            x = F.interpolate(thin(x), size=skip.shape[-2:])  # to the skip's size, odd or even
-            x = self.run(block, torch.cat([skip, x], dim=1))
+        for up in self.up:
+            x = self.run(up, x, skips.pop())
         x = self.head(x)
         return x + image[:, : self.outputs] if self.residual else x
 
-    def run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def run(self, part: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
         if self.checkpointing and self.training:
-            return checkpoint(block, x, use_reentrant=False)
-        return block(x)
+            return checkpoint(part, *inputs, use_reentrant=False)
+        return part(*inputs)
 
 
 def _blocks(inputs: int, *, width: int, depth: int) -> list[tuple[int, int, int]]:
@@ -107,11 +115,11 @@ def _blocks(inputs: int, *, width: int, depth: int) -> list[tuple[int, int, int]
 def count_parameters(inputs: int, outputs: int, *, width: int, depth: int, norm: str = "group") -> int:
     """The number of parameters: 9·in·out for a 3×3 convolution, 2·out for its normalisation (or out for its bias).
 
-    A 1×1 convolution has (in + 1)·out: on every level going up, from 2c channels to c, and at the end.
+    Going up, every level begins with a 1×1 convolution of 2c·c; the one at the end has (width + 1)·outputs.
     """
     extra = 1 if norm == "none" else 2
     blocks = _blocks(inputs, width=width, depth=depth)
-    thin = sum((2 * c + 1) * c for c in (width * 2**level for level in range(depth)))
+    thin = sum(2 * c * c for c in (width * 2**level for level in range(depth)))
     return sum(9 * (a + b) * b + 2 * extra * b for a, b, _ in blocks) + thin + (width + 1) * outputs
 
 
@@ -122,15 +130,15 @@ def count_activations(
 
     A block keeps what enters it, and for each convolution the result and the ReLU of its normalisation; circular padding keeps an
     enlarged copy of what each convolution reads; pooling keeps where each maximum was, in 8 bytes. With checkpointing
-    only what enters a block and what leaves it is kept.
+    only what enters a block and what leaves it is kept; what enters on the way up has left another one.
     """
     areas = [(size[0] >> level) * (size[1] >> level) for level in range(depth + 1)]
     padded = [((size[0] >> level) + 2) * ((size[1] >> level) + 2) for level in range(depth + 1)]
     blocks = _blocks(inputs, width=width, depth=depth)
     values = 0
-    for a, b, level in blocks:
+    for number, (a, b, level) in enumerate(blocks):
         if checkpointing:
-            values += (a + b) * areas[level]
+            values += ((a if number <= depth else 0) + b) * areas[level]
         else:
             values += a * areas[level] if padding == "zeros" else (a + b) * padded[level]
             values += 4 * b * areas[level]

@@ -110,15 +110,15 @@ for name, score in scores.items():
 # its whole forward pass:
 
 # %%
-from course_lib.unet import Block, UNet, count_activations, count_parameters, measure_activations
+from course_lib.unet import Block, UNet, Up, count_activations, count_parameters, measure_activations
 
-show(Block, UNet.forward)
+show(Block, Up, UNet.forward)
 
 # %% [markdown]
 # **Predict.** A 3 × 3 convolution from $a$ to $b$ channels has $9ab$ weights, its normalisation $2b$. Going down, the
-# levels have $w, 2w, 4w$ channels. Going up, $2c$ channels come from below; a 1 × 1 convolution, $(2c + 1)\,c$, makes $c$ of
-# them while the image is still small. Beside them lie the $c$ that were kept on the way down, so the block reads $2c$ and
-# gives $c$. The last layer has $w + 1$ for each output. Add it up, then count the real one.
+# levels have $w, 2w, 4w$ channels. Going up, $2c$ channels come from below, and a 1 × 1 convolution with $2c^2$ weights makes
+# $c$ of them while the image is still small. Beside them lie the $c$ that were kept on the way down, so the block reads $2c$
+# and gives $c$. The last layer has $w + 1$ for each output. Add it up, then count the real one.
 
 # %%
 from course_lib.trainer import make_model
