@@ -19,6 +19,7 @@ test: setup  ## set everything up, then run every test: library, lessons through
 	@$(RUN) -m pytest $(TESTS)
 
 setup: $(INSTALLED) data  ## venv, pinned packages, notebooks, data
+	@mkdir -p runs
 	@$(RUN) -m lessons.build
 
 notebooks: $(INSTALLED)  ## for authors: build notebooks/ from lessons/, whatever is in the way

@@ -394,8 +394,10 @@ plots.fields({"truth (standardised)": y[0].numpy(), **wrong}, alike=False, colum
 #
 # ## On the cluster
 #
-# The command printed at the top runs this lesson's training in a batch job; `--resume` lets it go on after a stop, with
-# the same weights as if it had never been stopped. Lesson 05 takes that apart.
+# One rank with four CPU threads, as a batch job; flags of the command printed at the top go at the end. `--resume` lets it
+# go on after a stop, with the same weights as if it had never been stopped. Lesson 05 takes that apart.
+#
+#     sbatch slurm/01_baseline.sbatch --epochs 5
 #
 # ## Numbers of this run
 

@@ -397,8 +397,10 @@ else:
 #
 # ## On the cluster
 #
-# `python -m course_lib.train --prefetch 2 --workers 0` is what every batch job of this course does by default; the log's
-# `wait_share` says what part of the time the loop waited for data. Near zero, loading is hidden.
+# Every batch job of this course loads ahead by a thread (`--prefetch 2`); the log's `wait_share` says what part of the time
+# the loop waited for data. Near zero, loading is hidden. If it is not, read from the node's own disk:
+#
+#     sbatch slurm/02_data.sbatch --epochs 5
 #
 # ## Numbers of this run
 

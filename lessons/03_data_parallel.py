@@ -323,7 +323,7 @@ print(f"first device {(4 * big + big_sample) / 1e6:.0f} MB, every other {(2 * bi
 #
 # One process on one node, with all its GPUs. It can't use a second node at all: threads don't reach that far.
 #
-#     sbatch --nodes=1 --gpus-per-node=4 --wrap '.venv/bin/python -m course_lib.train --strategy dp --batch 32'
+#     sbatch --gpus-per-node=4 slurm/03_data_parallel.sbatch --batch 32
 #
 # With DataParallel `--batch` is the batch of *all* devices together: with the default of 8, four GPUs get two samples each.
 #

@@ -716,10 +716,9 @@ team.stop()
 #
 # ## On the cluster
 #
-# The same program on two nodes with four GPUs each; lesson 05 takes this line apart:
+# The same program on two nodes with four GPUs each; lesson 05 takes the script apart:
 #
-#     srun --nodes=2 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT \
-#          -m course_lib.train --strategy ddp --scale-lr
+#     sbatch --nodes=2 --gpus-per-node=4 slurm/04_ddp.sbatch --scale-lr
 #
 # ## Questions
 #

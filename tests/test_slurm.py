@@ -9,7 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import wait_until
+from helpers import BIN, assert_same, result, wait_until
+
+from course_lib.metrics import read_log
 
 ROOT = Path(__file__).parent.parent
 LOCAL = ROOT / "slurm" / "local"
@@ -93,6 +95,50 @@ def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
     assert [line[0] for line in here[2:]] == ["node1", "node1", "node2", "node2"]
     assert here[5][3] == "[0, 1, 0, 1]"
     wait_until(lambda: not ask(cluster, "squeue", "--noheader"))  # the second job has ended with its ranks
+
+
+@pytest.mark.integration
+def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base, tmp_path):
+    """All at the same time: two nodes have room for them."""
+    config = base.replace(runs=str(tmp_path), max_steps=6, timeout=60)
+    jobs = {path.stem: path for path in sorted((ROOT / "slurm").glob("*.sbatch"))}
+    assert {"01_baseline", "02_data", "03_data_parallel", "04_ddp", "05_launch", "09_mpi"} <= set(jobs)
+    environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf"), "DATA": config.data}
+    environment["PATH"] = f"{BIN}:{environment['PATH']}"  # of the venv that runs this test, wherever it is
+    for name, path in jobs.items():
+        words = [word for word in config.replace(name=name).arguments() if not word.startswith("--data")]
+        words += [] if name == "02_data" else [f"--data={config.data}"]  # that one stages what DATA names
+        command = ["sbatch", f"--output={tmp_path / name}.log", path, *words]
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
+    wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=240)
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in jobs}
+    assert all(log.count("done: ") == 1 for log in logs.values()), logs
+    ends = {name: read_log(config.replace(name=name).run) for name in jobs}
+    assert {name: events[0]["world_size"] for name, events in ends.items() if events[0]["world_size"] > 1} == {
+        "04_ddp": 4,
+        "05_launch": 4,
+        "09_mpi": 4,
+    }
+    results = [result(config.replace(name=name)) for name in ("04_ddp", "05_launch", "09_mpi")]
+    for other in results[1:]:
+        assert_same(other, results[0])  # torchrun, srun and mpirun on two nodes: bit for bit
+
+
+def test_scripts_are_clean():
+    scripts = [*ROOT.glob("slurm/*.s*"), *LOCAL.glob("*.sh")]
+    assert len(scripts) >= 9
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True)
+        assert len(script.read_text().splitlines()) <= (120 if script.parent == LOCAL else 40), script
+
+
+@pytest.mark.integration
+def test_scripts_please_shellcheck():
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
+    scripts = [*ROOT.glob("slurm/*.s*"), *LOCAL.glob("*.sh")]
+    done = subprocess.run(["shellcheck", "-x", *scripts], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.integration
