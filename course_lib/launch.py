@@ -14,7 +14,9 @@ from course_lib.config import Config
 from course_lib.processes import clean_environment, kill_tree
 
 GUARD = [sys.executable, "-m", "course_lib.guard", str(os.getpid())]  # what follows ends with this process
-LOST = re.compile(r"(?i)gloo|nccl|connection|timed out|timeout")  # said by those whom another rank has left
+LOST = re.compile(
+    r"(?i)gloo|nccl|pair closure|connection|timed out|timeout"
+)  # said by those whom another rank has left
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # one a rank, and none that spins
 
 

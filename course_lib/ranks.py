@@ -30,7 +30,7 @@ from IPython.display import display
 from traitlets.config import Config as Settings
 
 from course_lib.config import UserError
-from course_lib.launch import GUARD, ONE_THREAD, RanksError, torchrun
+from course_lib.launch import GUARD, LOST, ONE_THREAD, RanksError, torchrun
 from course_lib.progress import Steps
 
 SLURM_JOB = """#!/bin/bash
@@ -148,7 +148,7 @@ class Ranks:
         name, value, traceback, where = min(entries, key=lambda entry: ended[entry[3]["engine_id"]])
         others = [f"rank {e[3]['engine_id']}: {e[0]}" for e in entries if e[3] is not where]
         also = f" (then {', '.join(others)})" if others else ""
-        if name == "RuntimeError" and re.search(r"(?i)gloo|pair closure|connection|timed out|timeout|nccl", str(value)):
+        if name == "RuntimeError" and LOST.search(str(value)):
             also += f"; the ranks have lost each other: start them again with ranks.start({self.n})"
         return RanksError(f"rank {where['engine_id']} raised {name}: {value}{also}", traceback or "")
 
