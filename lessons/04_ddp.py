@@ -256,8 +256,8 @@ plots.grouped_bars({"predicted": predicted, "measured": measured}, ylabel=f"{len
 print(f"one by one takes {measured['one by one'] / measured['all in one']:.0f} times as long")
 
 # %% [markdown]
-# The two may differ by a factor of two or three, since other programs share these cores. The message is the ratio: one by
-# one takes many times as long. So gradients are put side by side into **buckets**, and a bucket is one message. After it,
+# The two may differ by a factor of a few, since other programs share these cores. The message is the ratio: one by one
+# takes many times as long. So gradients are put side by side into **buckets**, and a bucket is one message. After it,
 # each gradient is a view of its bucket, so that nothing is copied back:
 
 # %%
@@ -386,8 +386,9 @@ plots.bars(hidden, xlabel="communication hidden behind backward (%)")
 assert hidden["ddp_naive"] == hidden["ddp_bucketed"] == 0
 
 # %% [markdown]
-# On a CPU a message needs a core too, so hiding it gains less time here than it would on a GPU, where the network card does
-# the sending.
+# For PyTorch's DDP it is all of it, because its `backward` does not end before everything has arrived; the fair comparison is
+# in the pictures. On a CPU a message needs a core too, so hiding it gains less time here than it would on a GPU, where the
+# network card does the sending.
 #
 # ## Accumulate: several small batches, one message
 #
