@@ -125,7 +125,7 @@ print(f"{len(dataset)} samples, from a list of {len(dataset.sample_starts)} numb
 # straight into our array:
 
 # %%
-from course_lib.data.netcdf import ContiguousReader
+from course_lib.data.readers import ContiguousReader
 
 show(ContiguousReader.stored)
 

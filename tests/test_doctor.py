@@ -10,8 +10,8 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
-from course_lib import doctor
-from course_lib.doctor import FAIL, OK, WARN
+from course_lib import doctor, machine
+from course_lib.machine import FAIL, OK, WARN
 
 NAMES = [check.__name__.removeprefix("check_").replace("_", " ") for check in doctor.CHECKS] + ["gloo", "mpi"]
 # Starts the ranks, but not as one world: what the launcher of another MPI does.
@@ -107,7 +107,7 @@ def test_works_inside_a_slurm_job_and_an_mpi_rank(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     assert doctor.check_mpi().status == OK
-    assert "this process is in job 42" in doctor.check_slurm().found
+    assert "this process is in job 42" in machine.check_slurm().found
 
 
 def test_slurm(monkeypatch, script, tmp_path):
@@ -115,28 +115,28 @@ def test_slurm(monkeypatch, script, tmp_path):
     monkeypatch.setenv("SLURM_CONF", "kept")
     monkeypatch.setenv("SLURM_NTASKS", "dropped")
     script("sinfo", 'echo "debug* 2 $SLURM_CONF$SLURM_NTASKS"')
-    assert doctor.check_slurm()[:3] == (OK, "slurm", "debug* 2 kept")
+    assert machine.check_slurm()[:3] == (OK, "slurm", "debug* 2 kept")
     script("sinfo", "echo slurm_load_partitions: Unable to contact slurm controller >&2; exit 1")
-    found = doctor.check_slurm()
+    found = machine.check_slurm()
     assert found.status == WARN
     assert "Unable to contact slurm controller" in found.found
     script("sinfo", "sleep 600")
-    assert doctor.check_slurm(timeout=0.2).status == WARN
+    assert machine.check_slurm(timeout=0.2).status == WARN
 
 
 def test_another_mpirun_first_on_the_path(monkeypatch, script, tmp_path):
     ours = Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{ours}{os.pathsep}{os.environ['PATH']}")
-    assert doctor.check_mpirun().status == OK
+    assert machine.check_mpirun().status == OK
     other = script("mpirun", "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = doctor.check_mpirun()
+    found = machine.check_mpirun()
     assert (found.status, found.found) == (WARN, f"{other} hides {ours / 'mpirun'}")
     assert f'export PATH="{ours}:$PATH"' in found.advice
 
 
 def test_a_missing_package_fails():
-    found = doctor.check_packages(["numpy", "nosuchpackage"])
+    found = machine.check_packages(["numpy", "nosuchpackage"])
     assert found.status == FAIL
     assert "nosuchpackage" in found.found
     assert "numpy" not in found.found
@@ -145,7 +145,7 @@ def test_a_missing_package_fails():
 
 def test_another_python_fails(monkeypatch):
     monkeypatch.setattr("platform.python_version", lambda: "3.9.1")
-    found = doctor.check_python()
+    found = machine.check_python()
     assert found.status == FAIL
     assert "3.9.1" in found.found
 
@@ -154,12 +154,12 @@ def test_low_limits_warn():
     """In a process of its own: what is lowered there stays low."""
     program = """
 import os, resource
-from course_lib import doctor
+from course_lib import machine
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-print(doctor.check_open_files().status, doctor.check_cores().status)
+print(machine.check_open_files().status, machine.check_cores().status)
 resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
-print(doctor.check_ports().status)
+print(machine.check_ports().status)
 """
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.split() == [WARN, WARN, FAIL]
@@ -167,12 +167,12 @@ print(doctor.check_ports().status)
 
 def test_little_memory_and_little_shared_memory(monkeypatch, tmp_path):
     for limit, status in ((10**12, OK), (10**9, WARN), (10**8, FAIL)):
-        monkeypatch.setattr(doctor, "_control_groups", lambda file, limit=limit: [[str(limit)]])
-        assert doctor.check_memory().status == status
+        monkeypatch.setattr(machine, "_control_groups", lambda file, limit=limit: [[str(limit)]])
+        assert machine.check_memory().status == status
     usage = os.statvfs(tmp_path)
-    assert doctor.check_shared_memory(str(tmp_path)).status == (OK if usage.f_bavail * usage.f_frsize >= 5e8 else WARN)
-    assert doctor.check_shared_memory("/proc").status == WARN  # a file system of no size
-    assert doctor.check_disk(["/proc"]).status == FAIL
+    assert machine.check_shared_memory(str(tmp_path)).status == (OK if usage.f_bavail * usage.f_frsize >= 5e8 else WARN)
+    assert machine.check_shared_memory("/proc").status == WARN  # a file system of no size
+    assert machine.check_disk(["/proc"]).status == FAIL
 
 
 @pytest.mark.parametrize(("table", "folder"), [("0::/job/step", "."), ("3:cpu:/\n4:memory:/job/step", "memory")])
@@ -183,9 +183,9 @@ def test_limits_of_the_control_group_and_of_those_above_it(tmp_path, table, fold
     (job / "step").mkdir(parents=True)
     (job / "limit").write_text("5 6\n")
     (job / "step/limit").write_text("max\n")
-    found = doctor._control_groups("limit", table=str(tmp_path / "table"), mount=str(tmp_path / "mount"))
+    found = machine._control_groups("limit", table=str(tmp_path / "table"), mount=str(tmp_path / "mount"))
     assert found == [["max"], ["5", "6"]]
-    assert doctor._control_groups("limit", table="/no/such/table") == []
+    assert machine._control_groups("limit", table="/no/such/table") == []
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch, capsys):

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from course_lib.data.netcdf import Header, open_reader
+from course_lib.data.netcdf import Header
+from course_lib.data.readers import open_reader
 
 
 class Stats(NamedTuple):

@@ -22,7 +22,8 @@ import torch
 
 from course_lib.config import UserError
 from course_lib.data import stats
-from course_lib.data.netcdf import Header, Reader, open_reader, read_header, read_times
+from course_lib.data.netcdf import Header, read_header, read_times
+from course_lib.data.readers import Reader, open_reader
 
 FILE_NAME = re.compile(r"(?P<variable>.+)_(?P<year>\d{4})\.nc")
 
