@@ -39,25 +39,3 @@ class Progress:
             self.bar.write(text, file=sys.stdout)
         elif not self.quiet:
             print(text, flush=True)
-
-
-class Steps:
-    """A short bar for something that takes seconds: a few stages, then gone."""
-
-    def __init__(self, stages: int, what: str):
-        self.bar = (
-            tqdm(total=stages, desc=what, leave=False, bar_format="{desc} {bar} {elapsed}") if has_bar() else None
-        )
-        if self.bar is None:
-            print(what, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def reach(self, stage: int) -> None:
-        if self.bar is not None:
-            self.bar.update(stage - self.bar.n)

@@ -15,10 +15,8 @@ import argparse
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,17 +25,13 @@ from typing import Self
 import ipyparallel
 from IPython import get_ipython
 from IPython.display import display
-from traitlets.config import Config as Settings
+from tqdm.auto import tqdm
 
 from course_lib.config import UserError
-from course_lib.launch import GUARD, LOST, ONE_THREAD, RanksError, torchrun
-from course_lib.progress import Steps
+from course_lib.engines import local_settings, slurm_settings
+from course_lib.launch import LOST, RanksError, torchrun
+from course_lib.progress import has_bar
 
-SLURM_JOB = """#!/bin/bash
-#SBATCH --job-name=ranks --output={{output_file}} --ntasks={{n}} {options}
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE COURSE_PLAIN=1
-exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
-"""
 __all__ = ["Ranks", "RanksError", "start", "torchrun"]
 _running: list["Ranks"] = []
 
@@ -56,7 +50,7 @@ class Ranks:
         if n < 1:
             raise UserError(f"at least one rank is needed, not {n}")
         self.n, self.gone = n, ""
-        settings = _settings() if slurm is None else _slurm_settings(slurm)
+        settings = local_settings() if slurm is None else slurm_settings(slurm)
         self.cluster = ipyparallel.Cluster(n=n, config=settings, log_level=50)
         _running.append(self)
         try:
@@ -68,18 +62,21 @@ class Ranks:
             shell.register_magic_function(self._px, "line_cell", "px")
 
     def _start(self, timeout: float) -> None:
-        until = time.monotonic() + timeout
-        with Steps(self.n + 1, f"starting {self.n} ranks") as steps:
+        until, what = time.monotonic() + timeout, f"starting {self.n} ranks"
+        if not has_bar():
+            print(what, flush=True)
+        look = {"leave": False, "bar_format": "{desc} {bar} {elapsed}", "disable": not has_bar()}
+        with tqdm(total=self.n + 1, desc=what, **look) as bar:
             self.cluster.start_cluster_sync()
             self.client = self.cluster.connect_client_sync()
-            steps.reach(1)
+            bar.update()
             while len(self.client.ids) < self.n:
                 if not self._engines.running:
                     raise RanksError("the ranks ended while they started", self._said())
                 if time.monotonic() > until:
                     raise RanksError(f"only {len(self.client.ids)} of {self.n} ranks have started in {timeout:g} s")
                 time.sleep(0.05)
-                steps.reach(1 + len(self.client.ids))
+                bar.update(1 + len(self.client.ids) - bar.n)
             self.pids = self.client[:].apply_sync(os.getpid)
             sizes = self.client[:].apply_sync(_world_size)
             if sizes != [self.n] * self.n:
@@ -217,37 +214,6 @@ def _world_size() -> int:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.size
-
-
-def _settings() -> Settings:
-    """How ipyparallel shall start things: by our guard, with our Python and our MPI, and with a quick heartbeat."""
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    if not mpiexec.exists():
-        raise UserError(f"{mpiexec} is missing: `make setup` brings it, or `pip install mpich` in this environment")
-    settings = Settings()
-    settings.Cluster.engine_launcher_class = "mpi"
-    settings.ControllerLauncher.controller_cmd = [*GUARD, sys.executable, "-m", "ipyparallel.controller"]
-    settings.ControllerLauncher.controller_args = ["--HeartMonitor.period=1000"]  # 10 beats missed: dead
-    settings.EngineLauncher.engine_cmd = [sys.executable, "-m", "ipyparallel.engine"]
-    settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
-    settings.EngineLauncher.environment = ONE_THREAD | {"COURSE_PLAIN": "1"}  # nobody sees an engine's progress bar
-    settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, str(mpiexec)]
-    return settings
-
-
-def _slurm_settings(options: str) -> Settings:
-    """The same as one Slurm job."""
-    if not shutil.which("sbatch"):
-        raise UserError(
-            "sbatch is missing: ranks on Slurm nodes need Slurm; leave out slurm= for ranks on this machine"
-        )
-    settings = _settings()
-    settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
-    launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
-    launcher.batch_template = SLURM_JOB.format(options=options, program=program)
-    launcher.batch_file_name = str(Path(tempfile.gettempdir(), f"ranks-{os.getpid()}.sbatch"))
-    launcher.submit_command, launcher.delete_command = [*GUARD, "sbatch"], [*GUARD, "scancel"]
-    return settings
 
 
 def _show(rank: int, output: dict) -> None:

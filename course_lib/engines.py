@@ -1,0 +1,50 @@
+"""How ipyparallel shall start a notebook's ranks: by our guard, with our Python and our MPI, here or as a Slurm job."""
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from traitlets.config import Config as Settings
+
+from course_lib.config import UserError
+from course_lib.launch import GUARD, ONE_THREAD
+
+SLURM_JOB = """#!/bin/bash
+#SBATCH --job-name=ranks --output={{output_file}} --ntasks={{n}} {options}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE COURSE_PLAIN=1
+exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
+"""
+
+
+def local_settings() -> Settings:
+    """Ranks on this machine, by mpiexec."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if not mpiexec.exists():
+        raise UserError(f"{mpiexec} is missing: `make setup` brings it, or `pip install mpich` in this environment")
+    settings = Settings()
+    settings.Cluster.engine_launcher_class = "mpi"
+    settings.ControllerLauncher.controller_cmd = [*GUARD, sys.executable, "-m", "ipyparallel.controller"]
+    settings.ControllerLauncher.controller_args = ["--HeartMonitor.period=1000"]  # 10 beats missed: dead
+    settings.EngineLauncher.engine_cmd = [sys.executable, "-m", "ipyparallel.engine"]
+    settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
+    settings.EngineLauncher.environment = ONE_THREAD | {"COURSE_PLAIN": "1"}  # nobody sees an engine's progress bar
+    settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, str(mpiexec)]
+    return settings
+
+
+def slurm_settings(options: str) -> Settings:
+    """The same as one Slurm job."""
+    if not shutil.which("sbatch"):
+        raise UserError(
+            "sbatch is missing: ranks on Slurm nodes need Slurm; leave out slurm= for ranks on this machine"
+        )
+    settings = local_settings()
+    settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
+    launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
+    launcher.batch_template = SLURM_JOB.format(options=options, program=program)
+    launcher.batch_file_name = str(Path(tempfile.gettempdir(), f"ranks-{os.getpid()}.sbatch"))
+    launcher.submit_command, launcher.delete_command = [*GUARD, "sbatch"], [*GUARD, "scancel"]
+    return settings
