@@ -99,7 +99,7 @@ def split_waiting(timelines: Sequence[Timeline]) -> list[Timeline]:
         others = [span for span in timeline.spans if span.kind != "communicate"]
         waits = [Span("wait", span.start, min(met, span.end)) for span, met in zip(spans, meetings) if span.start < met]
         works = [Span("communicate", max(span.start, met), max(span.end, met)) for span, met in zip(spans, meetings)]
-        timeline.spans = others + waits + works
+        timeline.spans = others + waits + works + spans[len(meetings) :]  # recording may have stopped in between
     return list(timelines)
 
 

@@ -28,7 +28,7 @@ def values_of(f: dataclasses.Field) -> st.SearchStrategy:
     return {
         bool: st.booleans(),
         int: st.integers(1, 2**32 - 1),
-        float: st.floats(0, 1e6),
+        float: st.floats(0, 1e6 if f.name == "bucket_mb" else 1e30),
         str: st.text(),
     }[f.type]
 
