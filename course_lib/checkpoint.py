@@ -47,6 +47,14 @@ def load(path: Path) -> dict:
         raise UserError(f"{path} is no checkpoint that can be trusted ({reason}); delete it and start anew") from error
 
 
+def launch_of(path: Path) -> str:
+    """The launch that wrote a checkpoint; "" where there is none, or none that can be read."""
+    try:
+        return load(path)["launch"]
+    except (UserError, KeyError, TypeError, IndexError):
+        return ""
+
+
 @dataclass
 class State:
     """All that a run must know to go on: weights, optimizer, and where in the data it stands."""
@@ -56,6 +64,7 @@ class State:
     step: int = 0
     epoch: int = 0
     seen: int = 0  # samples of this epoch that are done
+    launch: str = ""
 
     def save(self, path: Path, config: Config) -> None:
         """Write everything, with the config that made it."""
@@ -66,6 +75,7 @@ class State:
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
             "config": vars(config),
+            "launch": self.launch,
         }
         save(path, content)
 

@@ -118,16 +118,22 @@ class Config:
 
     def arguments(self) -> list[str]:
         """The command line that gives this config: only what differs from the defaults."""
-        words = []
-        for f in dataclasses.fields(self):
-            value, flag = getattr(self, f.name), "--" + f.name.replace("_", "-")
-            if value != f.default:
-                words += [flag if value else flag.replace("--", "--no-", 1)] if f.type is bool else [f"{flag}={value}"]
-        return words
+        return [as_flag(f.name, getattr(self, f.name)) for f in FIELDS.values() if getattr(self, f.name) != f.default]
 
     def replace(self, **changes) -> "Config":
         """The same with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def as_flag(name: str, value: object) -> str:
+    """train_years="1980" → --train-years=1980, resume=True → --resume."""
+    flag = name.replace("_", "-")
+    if FIELDS[name].type is bool:
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
 
 
 def parse_years(text: str, flag: str = "--years") -> list[int]:

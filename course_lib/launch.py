@@ -55,21 +55,42 @@ def torchrun(n: int, config: Config, *, quiet: bool = False) -> Path:
 
 
 def first_failure(lines: list[str], code: int) -> RanksError:
-    """From all that torchrun printed: the rank that failed first, and its last words."""
-    seen = re.findall(r"rank\s*: (\d+) \(.*?exitcode\s*: (-?\d+)", "\n".join(lines), re.DOTALL)
-    if not seen:
-        return RanksError(f"torchrun ended with exit code {code}", "\n".join(lines[-30:]))
-    root, *others = reversed([(int(rank), int(code)) for rank, code in seen])  # torchrun prints the first it saw last
-    ended = [root, *(other for other in others if other[1] != -signal.SIGTERM)]  # which torchrun sends to the rest
-    rank, code = next((one for one in ended if not LOST.search(last_words(lines, one[0])[-1])), root)
-    details = last_words(lines, rank)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return RanksError(f"rank {rank} {how}{details[-1] and ': '}{details[-1]}", "\n".join(details))
+    """From all that torchrun or srun printed: the rank that failed first, and its last words."""
+    ended = _ended(lines)
+    if mistake := next((words for words in last_words(lines) if words.startswith("error: ")), ""):  # of the user's
+        return RanksError(mistake.removeprefix("error: "))
+    if not ended:
+        words = (last_words(lines) or [""])[0]
+        return RanksError(words.splitlines()[-1] if words else f"it ended with exit code {code}", words or "\n".join(lines[-30:]))
+    said = {rank: next((words for words in last_words(lines, rank) if not _is_lost(words)), "") for rank, _ in ended}
+    lost = {rank for rank in said if not said[rank] and last_words(lines, rank)}  # it only says that others are gone
+    rank, how = next((one for one in ended if one[0] not in lost), ended[0])
+    words = said[rank] or (last_words(lines, rank) or [""])[0]
+    return RanksError(f"rank {rank} {how}" + (f": {words.splitlines()[-1]}" if words else ""), words)
 
 
-def last_words(lines: list[str], rank: int) -> list[str]:
-    """A rank's traceback, or its line that begins with error; [""] if it said neither."""
-    tags = re.compile(rf"\[rank {rank}\] (\[rank{rank}\]: ?)?")  # torchrun's, and torch's own for a traceback
-    said = [line[tag.end() :] for line in lines if (tag := tags.match(line))]
-    begins = [number for number, line in enumerate(said) if line.startswith(("Traceback", "error: "))]
-    return said[begins[0] :] if begins else [""]
+def _is_lost(words: str) -> bool:
+    return bool(LOST.search(words.splitlines()[-1]))
+
+
+def _ended(lines: list[str]) -> list[tuple[int, str]]:
+    """Ranks that failed, and how; those first that the launcher saw first."""
+    text = "\n".join(lines)
+    summary = re.findall(r"rank\s*: (\d+) \(.*?exitcode\s*: (-?\d+)", text, re.DOTALL)
+    seen = [(int(rank), int(code)) for rank, code in reversed(summary)]  # torchrun prints the first that it saw last
+    seen = seen[:1] + [one for one in seen[1:] if one[1] != -signal.SIGTERM]  # by which it ends the rest
+    found = [
+        (rank, f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}") for rank, code in seen
+    ]
+    if "torch.distributed.elastic" in text:  # then Slurm's tasks are torchruns, not ranks
+        return found
+    tasks = re.findall(r"^srun: error: \S+ tasks? (\d+)\S*: (.+)", text, re.MULTILINE)
+    return found + [(int(task), how.lower()) for task, how in tasks if how != "Terminated"]
+
+
+def last_words(lines: list[str], rank: int | None = None) -> list[str]:
+    """A rank's tracebacks and lines that begin with error, the oldest first; without a rank: everybody's."""
+    number = r"\d+" if rank is None else str(rank)
+    tags = re.compile(rf"(\[rank {number}\]|\s*{number}:|) ?(\[rank{number}\]: ?)?")  # torchrun's, srun's; torch's own
+    said = [line[tag.end() :] for line in lines if (tag := tags.match(line)) and (rank is None or tag[1] or tag[2])]
+    return re.findall(r"^(?:error: .+|Traceback .+(?:\n .*)*\n.+)", "\n".join(said), re.MULTILINE)

@@ -2,17 +2,21 @@
 
 runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, readable while the run goes on:
 
-    {"event": "start", "time": …, "config": {…}, "world_size": …, "device": …, "parameters": …, "torch": …}
+    {"event": "start", "time": …, "config": {…}, "world_size": …, "step": …, "steps": …, "device": …, …}
     {"event": "step",  "time": …, "step": …, "epoch": …, "loss": …, "lr": …, "samples_per_s": …, "wait_share": …}
     {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …}, "count": …}
-    {"event": "end",   "time": …, "step": …, "seconds": …}
+    {"event": "stop",  "time": …, "step": …}
+    {"event": "end",   "time": …, "step": …, "seconds": …, "max_rss_mb": …}
 
 time is in seconds since 1970. A step's loss is that of rank 0's batch, an evaluation's that of all samples on all ranks.
-A resumed run writes some steps again, and the last one counts.
+A run that is told to stop before its end saves and says so; one that is resumed starts again and writes some steps again, of
+which the last counts. max_rss_mb is the memory of the largest rank.
 """
 
 import json
 import os
+import resource
+import sys
 import time
 from pathlib import Path
 from typing import Self
@@ -29,6 +33,14 @@ def sum_over_ranks(values: torch.Tensor, world: World) -> torch.Tensor:
         values = values.to(world.device)
         dist.all_reduce(values)
     return values.cpu()
+
+
+def max_rss_mb(world: World) -> float:
+    """The most memory that the largest rank has had, in megabytes: what Slurm's accounting calls MaxRSS."""
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    ranks = torch.zeros(world.world_size)
+    ranks[world.rank] = mine
+    return float(sum_over_ranks(ranks, world).max())
 
 
 class Log:

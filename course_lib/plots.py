@@ -155,6 +155,22 @@ def lines(series: Mapping[str, tuple], *, xlabel: str, ylabel: str, dashed: Sequ
     plt.show()
 
 
+def speed_up(rows: Sequence[Mapping]) -> None:
+    """Speed-up and efficiency against ranks, each with what would be ideal."""
+    figure, (left, right) = _axes(columns=2)
+    ranks = [row["ranks"] for row in rows]
+    left.plot(ranks, ranks, "--", color=GREY, label="ideal")
+    left.plot(ranks, [row["speed_up"] for row in rows], "o-", color=BLUE, label="measured")
+    left.set(xlabel="ranks", ylabel="speed-up")
+    right.axhline(100, color=GREY, linestyle="--")
+    right.plot(ranks, [100 * row["efficiency"] for row in rows], "o-", color=BLUE)
+    right.set(xlabel="ranks", ylabel="efficiency (%)", ylim=(0, None))
+    for axis in (left, right):
+        axis.set_xticks(ranks)
+    left.legend(frameon=False, fontsize=9)
+    plt.show()
+
+
 def _draw_spans(axis: Axes, timeline: Timeline, rows: Mapping[str, float], *, first: float, last: float) -> None:
     for span in timeline.spans:
         start, end = max(span.start, first), min(span.end, last)  # what lies within the window

@@ -4,21 +4,31 @@ python -m course_lib.train --epochs 2
 python -m course_lib.train --epochs 2 --resume
 torchrun --standalone --nproc-per-node 2 -m course_lib.train --strategy ddp
 mpirun -n 2 python -m mpi4py -m course_lib.train --launcher mpi --strategy ddp
+
+A rank that gets SIGUSR1 makes all of them save and stop, with exit code 75: try again later, with --resume.
 """
+
+import signal
 
 from course_lib.config import Config, run_main
 from course_lib.trainer import fit
 from course_lib.world import start, stop
 
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: not done, and nothing wrong either
+
 
 def main() -> int:
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
     config = Config.parse()
     world = start(config)
-    fitted = fit(config, world)
-    if world.is_main:
+    fitted = fit(config, world, told=lambda: bool(signals))
+    if world.is_main and fitted.metrics:
         print(f"done: {fitted.run}  validation loss {fitted.metrics['loss']:.4f}")
+    elif world.is_main:
+        print(f"told to stop, and saved: {fitted.run}  --resume goes on")
     stop(world)
-    return 0
+    return 0 if fitted.metrics else STOPPED
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from course_lib.checkpoint import State
+from course_lib.checkpoint import State, launch_of
 from course_lib.config import Config, UserError
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
-from course_lib.metrics import Log, sum_over_ranks
+from course_lib.metrics import Log, max_rss_mb, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
 from course_lib.prefetch import Prefetcher, apply_to_tensors
@@ -95,12 +95,15 @@ class Fitted:
     """What a run leaves: the trained model, its last evaluation and its folder with the log and the checkpoint."""
 
     model: UNet
-    metrics: dict
+    metrics: dict  # empty if the run was told to stop
     run: Path
 
 
-def fit(config: Config, world: World | None = None) -> Fitted:
-    """Train as the config says, on this rank of the world; without one, in this process alone."""
+def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] | None = None) -> Fitted:
+    """Train as the config says, on this rank of the world; without one, in this process alone.
+
+    As soon as `told` is true on any rank, all save and stop: at the next line of the log, where they ask each other.
+    """
     world = world or start(config)
     strategy = find_strategy(config.strategy, world)
     config = share_batch(config, world)
@@ -110,9 +113,9 @@ def fit(config: Config, world: World | None = None) -> Fitted:
     model = make_model(config, task).to(world.device)
     timeline = Timeline() if config.timeline else None
     wrapped, sync = strategy(model, world, config, timeline)
-    state = State(model, torch.optim.Adam(model.parameters()))
+    state = State(model, torch.optim.Adam(model.parameters()), launch=world.launch)
     saved = config.run / "checkpoint.pt"
-    if config.resume:
+    if config.resume or (world.launch and launch_of(saved) == world.launch):  # restarted by the launcher
         state.load(saved, config)
     elif world.is_main:
         set_aside(config.run)
@@ -124,7 +127,7 @@ def fit(config: Config, world: World | None = None) -> Fitted:
     ):
         count = sum(parameter.numel() for parameter in model.parameters())
         facts = {"device": str(world.device), "parameters": count, "torch": torch.__version__}
-        log.write("start", config=vars(config), world_size=world.world_size, step=state.step, **facts)
+        log.write("start", config=vars(config), world_size=world.world_size, step=state.step, steps=steps, **facts)
         began = time.perf_counter()
         while True:
             for value, timing in train_epoch(
@@ -132,6 +135,11 @@ def fit(config: Config, world: World | None = None) -> Fitted:
             ):
                 log.write("step", step=state.step, epoch=state.epoch, loss=value, **timing)
                 progress.update(state.step, loss=value, samples_per_s=timing["samples_per_s"])
+                if told and sum_over_ranks(torch.tensor([float(told())]), world).any():
+                    if world.is_main:
+                        state.save(saved, config)
+                    log.write("stop", step=state.step)
+                    return Fitted(model, {}, config.run)
             loader = make_loader(config, task.valid, held_out, world)
             broadcast(model.buffers(), world)  # BatchNorm's averages differ from rank to rank
             metrics = evaluate(wrapped.eval(), loader, world)
@@ -144,7 +152,8 @@ def fit(config: Config, world: World | None = None) -> Fitted:
             if state.step >= steps:
                 if timeline:
                     timeline.save(config.run / f"timeline.{world.rank}.json")
-                log.write("end", step=state.step, seconds=time.perf_counter() - began)
+                memory = max_rss_mb(world)
+                log.write("end", step=state.step, seconds=time.perf_counter() - began, max_rss_mb=memory)
                 return Fitted(model, metrics, config.run)
 
 

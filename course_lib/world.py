@@ -1,6 +1,7 @@
 """Which rank am I, of how many, on which device: the only file that touches process groups.
 
 Launchers differ, the dialect inside is one: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Alone, there is no group.
+TORCHELASTIC_RUN_ID names the launch: torchrun restarts dead ranks, and Slurm a whole job, under the same name as before.
 """
 
 import gc
@@ -23,6 +24,7 @@ class World:
     local_rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    launch: str = ""
 
     @property
     def is_main(self) -> bool:
@@ -49,7 +51,10 @@ def start(config: Config) -> World:
             world_size=world_size,
             timeout=timedelta(seconds=config.timeout),
         )
-    return World(rank, local_rank, world_size, device)
+    launch = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return World(
+        rank, local_rank, world_size, device, "" if launch == "none" else launch
+    )  # torchrun's word for no name
 
 
 def stop(world: World) -> None:

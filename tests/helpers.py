@@ -22,6 +22,7 @@ LAUNCH_VARIABLES = (
     "WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
     "PMI_SIZE",
     "OMPI_COMM_WORLD_SIZE",
 )
@@ -74,6 +75,7 @@ def result(config: Config) -> dict:
     """All that must be equal of two equal runs: what a checkpoint holds, and what was logged of losses and metrics."""
     content = checkpoint.load(config.run / "checkpoint.pt")
     content.pop("config")
+    content.pop("launch")
     timing = ("time", "samples_per_s", "wait_share")
     events = [event for event in read_log(config.run) if event["event"] in ("step", "eval")]
     return content | {"log": [{k: v for k, v in event.items() if k not in timing} for event in events]}

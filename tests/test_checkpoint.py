@@ -73,7 +73,7 @@ def test_a_state_comes_back_to_the_last_bit(path):
 
 def test_the_file_holds_only_tensors_and_plain_values(saved):
     content = torch.load(saved, weights_only=True)
-    assert set(content) == {"model", "optimizer", "position", "random", "random_cuda", "config"}
+    assert set(content) == {"model", "optimizer", "position", "random", "random_cuda", "config", "launch"}
     assert content["config"] == vars(CONFIG)
 
 

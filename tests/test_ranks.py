@@ -430,7 +430,7 @@ def test_who_lost_the_others_is_not_to_blame():
     assert str(first_failure(killed, 1)) == "rank 1 was killed by signal 9"
     stopped = [line.replace("exitcode  : 1 (pid: 12)", "exitcode  : -15 (pid: 12)") for line in lines[1:2] + lines[3:]]
     assert str(first_failure(stopped, 1)).startswith("rank 0 ended with exit code 1: RuntimeError: ")
-    assert str(first_failure(["no such file"], 7)) == "torchrun ended with exit code 7"
+    assert str(first_failure(["no such file"], 7)) == "it ended with exit code 7"
 
 
 # ---- the guard -------------------------------------------------------------------------------------------------------------

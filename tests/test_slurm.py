@@ -1,6 +1,7 @@
 """A real Slurm with two nodes on this machine: started and stopped, and ranks on its nodes and inside its jobs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import psutil
 import pytest
 from helpers import BIN, assert_same, result, wait_until
 
+from course_lib import scaling
 from course_lib.metrics import read_log
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +60,9 @@ def cluster():
 
 def ask(folder: Path, *command: str) -> str:
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
 
 
 def daemons(folder: Path) -> set[int]:
@@ -101,7 +105,7 @@ def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
 def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base, tmp_path):
     """All at the same time: two nodes have room for them."""
     config = base.replace(runs=str(tmp_path), max_steps=6, timeout=60)
-    jobs = {path.stem: path for path in sorted((ROOT / "slurm").glob("*.sbatch"))}
+    jobs = {path.stem: path for path in sorted((ROOT / "slurm").glob("[0-9]*.sbatch"))}
     assert {"01_baseline", "02_data", "03_data_parallel", "04_ddp", "05_launch", "09_mpi"} <= set(jobs)
     environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf"), "DATA": config.data}
     environment["PATH"] = f"{BIN}:{environment['PATH']}"  # of the venv that runs this test, wherever it is
@@ -122,6 +126,37 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
     results = [result(config.replace(name=name)) for name in ("04_ddp", "05_launch", "09_mpi")]
     for other in results[1:]:
         assert_same(other, results[0])  # torchrun, srun and mpirun on two nodes: bit for bit
+
+
+@pytest.mark.integration
+def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, base):
+    """An array of three trainings of the same global batch, then the job that waits for all of them."""
+    flags = base.replace(global_batch=8, max_steps=4).arguments()
+    words = [word for word in flags if not word.startswith(("--runs", "--batch"))]
+    printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2,4", *words)
+    array, plot = re.match(r"array (\d+) trains on 1,2,4 ranks; then (\d+) writes", printed).groups()
+    folder = ROOT / "runs" / f"sweep-{array}"
+    try:
+        wait_until(lambda: not ask(cluster, "squeue", "--noheader"))
+        assert (folder / "scaling.png").stat().st_size > 10_000
+        rows = scaling.measure(sorted(path for path in folder.iterdir() if path.is_dir()))
+        assert [row["ranks"] for row in rows] == [1, 2, 4]
+        assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-4) == pytest.approx(rows[2]["loss"], rel=1e-4)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for log in (*(ROOT / "runs").glob(f"sweep-{array}-*.log"), ROOT / "runs" / f"sweep_plot-{plot}.log"):
+            log.unlink(missing_ok=True)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ranks", ["", "1,x", "1-4", "-1"])
+def test_a_sweep_of_nonsense_is_refused(cluster, ranks):
+    environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf")}
+    done = subprocess.run(
+        ["slurm/sweep.sh", ranks], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0 and "1,2,4" in done.stderr
+    assert not ask(cluster, "squeue", "--noheader")
 
 
 def test_scripts_are_clean():

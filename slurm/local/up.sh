@@ -46,6 +46,7 @@ ClusterName=course
 SlurmctldHost=$(hostname -s)(127.0.0.1)
 SlurmctldPort=${PORTS[0]}
 SlurmUser=$(id -un)
+FirstJobId=$(($(date +%s) % 10000000))
 SlurmdUser=$(id -un)
 AuthType=auth/munge
 AuthInfo=socket=$DIR/munge/socket,cred_expire=10

@@ -1,0 +1,258 @@
+"""Batch jobs from a notebook: submitted once, watched, collected.
+
+    from course_lib import jobs
+
+    job = jobs.submit("04_ddp", nodes=2, epochs=5)   # sbatch --nodes=2 slurm/04_ddp.sbatch --epochs=5
+    job                                              # where it is; in Lab it keeps itself up to date
+    job.result()                                     # waits; what the run measured, or why it failed
+    jobs.table()                                     # all jobs so far
+
+What was asked for is the key: the same call, by Run All or after a kernel's restart, attaches to the job that is there, and
+again=True submits a new one. Without Slurm the same script runs on this machine, for as long as the notebook's kernel lives.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from course_lib import cockpit, processes
+from course_lib.config import FIELDS, Config, UserError, as_flag
+from course_lib.launch import GUARD, RanksError, first_failure
+from course_lib.metrics import read_log
+from course_lib.scheduler import WAITING, Status, ask_accounting, ask_controller, nodes
+
+ROOT = Path(__file__).parent.parent
+OPTIONS = """account array begin constraint cpus_per_task deadline dependency exclude exclusive gpus gpus_per_node
+gpus_per_task gres hold job_name licenses mail_type mail_user mem mem_per_cpu mem_per_gpu nice nodelist nodes ntasks
+ntasks_per_node partition qos requeue reservation signal time tmp""".split()  # noqa: SIM905
+SITE = 'cd "$0" && source slurm/site.sh && exec "$@"'  # what a site sets for sbatch counts here too
+_here: dict[int, psutil.Popen] = {}  # jobs that run without Slurm
+
+
+class JobError(RanksError):
+    """Why a job failed, and what to do about it."""
+
+
+def submit(script: str, *, again: bool = False, **asked) -> "Job":
+    """Submit slurm/<script>.sbatch, unless the same was asked before: fields of Config are its flags, the rest is sbatch's."""
+    path = ROOT / "slurm" / f"{script}.sbatch"
+    if not path.exists():
+        there = ", ".join(sorted(other.stem for other in path.parent.glob("*.sbatch")))
+        raise UserError(f"{script!r} is no job: slurm/ has {there}")
+    flags, options = _split(asked)
+    folder = Path(flags["runs"]) / "jobs"
+    content = json.dumps([script, flags, options], sort_keys=True)
+    key = hashlib.sha256(content.encode()).hexdigest()[:8]
+    before = _read(folder / f"{key}.json")
+    if before and not again and before.status().state != "LOST":
+        cockpit.say(f"{before}: attached; again=True would submit it anew")
+        return before
+    attempt = before.attempt + 1 if before else 1
+    flags.setdefault("name", f"{script}-{key}" + (f"-{attempt}" if attempt > 1 else ""))
+    log = folder / f"{flags['name']}.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    words = [*options, str(path.relative_to(ROOT)), *(as_flag(name, value) for name, value in flags.items())]
+    slurm = bool(nodes())
+    number = _sbatch([f"--output={log}", f"--comment={key}", *words]) if slurm else _run_here(words, log)
+    run = str(Path(flags["runs"]) / flags["name"])
+    job = Job(script, asked, number, key, slurm, attempt, time.time(), run, str(log))
+    _write(folder / f"{key}.json", vars(job))
+    cockpit.say(f"{job}: submitted" if slurm else f"{job}: there is no Slurm here, so its ranks run on this machine")
+    return job
+
+
+def _split(asked: dict) -> tuple[dict, list[str]]:
+    """What was asked, as flags of course_lib.train with whole paths, and as options of sbatch."""
+    unknown = sorted(set(asked) - set(FIELDS) - set(OPTIONS))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [*FIELDS, *OPTIONS], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{unknown[0]} is neither a flag of course_lib.train nor an option of sbatch{hint}")
+    flags = {name: value for name, value in asked.items() if name in FIELDS}
+    Config(**flags)  # or it says what is wrong with them
+    flags["runs"] = str(Path(flags.get("runs", ROOT / "runs")).resolve())  # the job starts in another folder
+    if "data" in flags:
+        flags["data"] = str(Path(flags["data"]).resolve())
+    options = {name.replace("_", "-"): value for name, value in asked.items() if name in OPTIONS}
+    return flags, [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+
+
+def _sbatch(words: list[str]) -> int:
+    command = ["bash", "-c", SITE, str(ROOT), "sbatch", "--parsable", *words]
+    code, printed = processes.run(command, timeout=60)
+    number = re.search(r"^(\d+)(;\S+)?$", printed, re.MULTILINE)
+    if code or not number:
+        raise UserError(f"sbatch refused the job: {processes.failure(code, printed, 60)}")
+    return int(number[1])
+
+
+def _run_here(words: list[str], log: Path) -> int:
+    with open(log, "wb") as file:
+        process = psutil.Popen(
+            [*GUARD, str(ROOT / "slurm/local/run.sh"), *words],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=processes.clean_environment() | {"PYTHONUNBUFFERED": "1"},
+        )
+    _here[process.pid] = process
+    return process.pid
+
+
+def _read(path: Path) -> "Job | None":
+    try:
+        return Job(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):  # none, or one that an older course has written
+        return None
+
+
+def _write(path: Path, content: dict) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=2))
+    os.replace(part, path)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that was submitted. It is kept in runs/jobs/<key>.json, so that another notebook finds it again."""
+
+    script: str
+    asked: dict
+    number: int
+    key: str
+    slurm: bool
+    attempt: int
+    submitted: float
+    run: str
+    log_file: str
+
+    def __str__(self) -> str:
+        return f"job {self.number} ({self.script})" if self.slurm else f"{self.script} (process {self.number})"
+
+    def _ipython_display_(self) -> None:
+        cockpit.show(self)
+
+    def status(self) -> Status:
+        """Ask Slurm, then its accounting, then the run's log."""
+        events = read_log(self.run) if (Path(self.run) / "metrics.jsonl").exists() else []
+        facts = _facts(events)
+        known = _ask_slurm(self) if self.slurm else _ask_process(self, events)
+        if not known or (known["state"] == "UNKNOWN" and "loss" in facts):  # the log tells of an end
+            known = {"state": "COMPLETED" if "loss" in facts else "LOST"}
+        return Status(**facts | known)
+
+    def wait(self) -> Status:
+        """Until it is finished, and say how far it is."""
+        return cockpit.follow(self)
+
+    def result(self) -> dict:
+        """Wait for the job's end: the last evaluation and what the run took; a JobError says why it failed."""
+        status = self.wait()
+        if status.state != "COMPLETED":
+            raise self._why(status)
+        events = read_log(self.run)
+        last = {event["event"]: event for event in events}
+        used = {"ranks": status.ranks, "nodes": status.nodes, "elapsed": status.elapsed}
+        used |= {name: last["end"][name] for name in ("step", "seconds", "max_rss_mb")}
+        return {name: last["eval"][name] for name in ("loss", "rmse")} | used | {"run": self.run}
+
+    def log(self) -> str:
+        """All that the job has printed so far."""
+        path = Path(self.log_file)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def cancel(self) -> None:
+        """End it."""
+        if not self.slurm:
+            processes.kill_tree([_here[self.number]] if self.number in _here else [])
+        elif not self.status().finished:
+            code, printed = processes.run(["scancel", str(self.number)], timeout=60)
+            if code != 0:
+                raise JobError(f"{self} could not be cancelled: {processes.failure(code, printed, 60)}")
+
+    def _why(self, status: Status) -> JobError:
+        """The cause of a failure in one line, then the last words of the rank that failed first."""
+        lines = self.log().splitlines()
+        call = f'submit("{self.script}", …, name="{Path(self.run).name}", resume=True)'
+        at = f" at step {status.step} of {status.steps}" if status.steps else ""
+        over = next((line for line in lines if re.search(r"(?i)exceeded memory|oom.?kill|out of memory", line)), "")
+        if status.state == "OUT_OF_MEMORY" or over:
+            return JobError(f"{self} needed more memory than it had{at}: ask for more with mem= or mem_per_cpu=", over)
+        if status.state == "TIMEOUT":
+            kept = f", and go on with {call}" if (Path(self.run) / "checkpoint.pt").exists() else ""
+            return JobError(f"{self} was over its time limit of {status.limit}{at}: ask for more with time={kept}")
+        if status.state == "CANCELLED":
+            return JobError(f"{self} was cancelled{at}; again=True submits it anew")
+        if status.state == "FAILED":
+            cause = first_failure(lines, 1)
+            return JobError(f"{self} failed{at}: {cause}", cause.details)
+        return JobError(f"{self} ended as {status.state}{at}; again=True submits it anew", "\n".join(lines[-10:]))
+
+
+def _facts(events: list[dict]) -> dict:
+    """What the run's log knows."""
+    last = {event["event"]: event for event in events}
+    facts: dict = {"step": max((event["step"] for event in events), default=0)}
+    if "start" in last:
+        facts |= {"steps": last["start"]["steps"], "ranks": last["start"]["world_size"]}
+    if "end" in last:
+        facts |= {"max_rss_mb": last["end"]["max_rss_mb"], "loss": last["eval"]["loss"]}
+    return facts
+
+
+def _ask_slurm(job: Job) -> dict | None:
+    return ask_controller(job.number, job.key) or ask_accounting(job.number, job.key)
+
+
+def _ask_process(job: Job, events: list[dict]) -> dict | None:
+    process = _here.get(job.number)
+    code = process.poll() if process else None
+    until = events[-1]["time"] if events and (code is not None or not process) else time.time()
+    seconds = int(max(0, until - job.submitted))
+    known = {"nodes": "this machine", "elapsed": f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"}
+    if process:
+        return known | {"state": "RUNNING" if code is None else "COMPLETED" if code == 0 else _ended(code)}
+    return known | {"state": "COMPLETED"} if events and events[-1]["event"] == "end" else None
+
+
+def _ended(code: int) -> str:
+    return "CANCELLED" if code == -9 else "FAILED"
+
+
+def table(runs: str | Path = ROOT / "runs") -> "cockpit.Table":
+    """All jobs, the oldest first; what a job measured appears when it is finished."""
+    found = [job for path in Path(runs).glob("jobs/*.json") if (job := _read(path))]
+    rows = []
+    for job in sorted(found, key=lambda job: job.submitted):
+        status = job.status()
+        asked = ", ".join(f"{name}={value}" for name, value in job.asked.items() if name not in ("data", "runs"))
+        loss = "" if status.loss is None else f"{status.loss:.4f}"
+        memory = f"{status.max_rss_mb:,.0f}" if status.max_rss_mb else ""
+        steps = f"{status.step} / {status.steps}" if status.steps else ""
+        state = f"{status.state.lower()} {status.reason if status.state in WAITING else ''}".strip()
+        rows.append(
+            (
+                job.script,
+                job.number,
+                asked,
+                state,
+                status.nodes,
+                status.ranks or "",
+                steps,
+                status.elapsed,
+                memory,
+                loss,
+            )
+        )
+    titles = ("job", "number", "asked", "state", "nodes", "ranks", "steps", "elapsed", "MaxRSS (MB)", "validation loss")
+    return cockpit.Table(titles, rows)
