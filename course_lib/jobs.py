@@ -27,10 +27,10 @@ from course_lib import cockpit, processes
 from course_lib.config import FIELDS, Config, UserError, as_flag
 from course_lib.launch import GUARD, RanksError, first_failure
 from course_lib.metrics import read_log
-from course_lib.scheduler import WAITING, Status, ask_accounting, ask_controller, nodes
+from course_lib.scheduler import WAITING, Status, ask_accounting, ask_controller, call, nodes, start_local
 
 ROOT = Path(__file__).parent.parent
-OPTIONS = """account array begin constraint cpus_per_task deadline dependency exclude exclusive gpus gpus_per_node
+OPTIONS = """account begin constraint cpus_per_task deadline dependency exclude exclusive gpus gpus_per_node
 gpus_per_task gres hold job_name licenses mail_type mail_user mem mem_per_cpu mem_per_gpu nice nodelist nodes ntasks
 ntasks_per_node partition qos requeue reservation signal time tmp""".split()  # noqa: SIM905
 SITE = 'cd "$0" && source slurm/site.sh && exec "$@"'  # what a site sets for sbatch counts here too
@@ -43,10 +43,9 @@ class JobError(RanksError):
 
 def submit(script: str, *, again: bool = False, **asked) -> "Job":
     """Submit slurm/<script>.sbatch, unless the same was asked before: fields of Config are its flags, the rest is sbatch's."""
-    path = ROOT / "slurm" / f"{script}.sbatch"
-    if not path.exists():
-        there = ", ".join(sorted(other.stem for other in path.parent.glob("*.sbatch")))
-        raise UserError(f"{script!r} is no job: slurm/ has {there}")
+    there = sorted(path.stem for path in (ROOT / "slurm").glob("[0-9]*.sbatch"))
+    if script not in there:
+        raise UserError(f"{script!r} is no job: slurm/ has {', '.join(there)}")
     flags, options = _split(asked)
     folder = Path(flags["runs"]) / "jobs"
     content = json.dumps([script, flags, options], sort_keys=True)
@@ -56,18 +55,27 @@ def submit(script: str, *, again: bool = False, **asked) -> "Job":
         cockpit.say(f"{before}: attached; again=True would submit it anew")
         return before
     attempt = before.attempt + 1 if before else 1
-    flags.setdefault("name", f"{script}-{key}" + (f"-{attempt}" if attempt > 1 else ""))
-    log = folder / f"{flags['name']}.log"
+    label = f"{script}-{key}" + (f"-{attempt}" if attempt > 1 else "")
+    flags.setdefault("name", label)
+    log = folder / f"{label}.log"
     folder.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    words = [*options, str(path.relative_to(ROOT)), *(as_flag(name, value) for name, value in flags.items())]
-    slurm = bool(nodes())
+    words = [*options, f"slurm/{script}.sbatch", *(as_flag(name, value) for name, value in flags.items())]
+    slurm, now = bool(nodes()), time.time()
     number = _sbatch([f"--output={log}", f"--comment={key}", *words]) if slurm else _run_here(words, log)
     run = str(Path(flags["runs"]) / flags["name"])
-    job = Job(script, asked, number, key, slurm, attempt, time.time(), run, str(log))
+    job = Job(script, asked, number, key, slurm, attempt, now, run, str(log))
     _write(folder / f"{key}.json", vars(job))
     cockpit.say(f"{job}: submitted" if slurm else f"{job}: there is no Slurm here, so its ranks run on this machine")
     return job
+
+
+def find_cluster() -> list[str]:
+    """Slurm's nodes, for this notebook's jobs. Where Slurm is installed without a cluster, start one as make cluster does."""
+    if not (found := nodes()) and start_local() and (found := nodes()):
+        cockpit.say("started a Slurm on this machine; `make cluster-down` in a terminal stops it")
+    cockpit.say(f"Slurm with nodes {', '.join(found)}" if found else "no Slurm here: jobs run as ranks on this machine")
+    return found
 
 
 def _split(asked: dict) -> tuple[dict, list[str]]:
@@ -82,8 +90,9 @@ def _split(asked: dict) -> tuple[dict, list[str]]:
     flags["runs"] = str(Path(flags.get("runs", ROOT / "runs")).resolve())  # the job starts in another folder
     if "data" in flags:
         flags["data"] = str(Path(flags["data"]).resolve())
-    options = {name.replace("_", "-"): value for name, value in asked.items() if name in OPTIONS}
-    return flags, [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+    options = {name.replace("_", "-"): value for name, value in sorted(asked.items()) if name in OPTIONS}
+    wanted = {name: value for name, value in options.items() if value is not None and value is not False}
+    return flags, [f"--{name}" if value is True else f"--{name}={value}" for name, value in wanted.items()]
 
 
 def _sbatch(words: list[str]) -> int:
@@ -104,6 +113,7 @@ def _run_here(words: list[str], log: Path) -> int:
             stdout=file,
             stderr=subprocess.STDOUT,
             env=processes.clean_environment() | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # the stop button interrupts the kernel's whole group, and should only end the waiting
         )
     _here[process.pid] = process
     return process.pid
@@ -118,7 +128,7 @@ def _read(path: Path) -> "Job | None":
 
 def _write(path: Path, content: dict) -> None:
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2))
+    part.write_text(json.dumps(content, indent=2, default=str))
     os.replace(part, path)
 
 
@@ -144,7 +154,7 @@ class Job:
 
     def status(self) -> Status:
         """Ask Slurm, then its accounting, then the run's log."""
-        events = read_log(self.run) if (Path(self.run) / "metrics.jsonl").exists() else []
+        events = self._events()
         facts = _facts(events)
         known = _ask_slurm(self) if self.slurm else _ask_process(self, events)
         if not known or (known["state"] == "UNKNOWN" and "loss" in facts):  # the log tells of an end
@@ -160,11 +170,19 @@ class Job:
         status = self.wait()
         if status.state != "COMPLETED":
             raise self._why(status)
-        events = read_log(self.run)
-        last = {event["event"]: event for event in events}
+        last = {event["event"]: event for event in self._events()}
+        if "end" not in last:
+            raise JobError(f"{self} is done, but its run has not come to an end: look at print(job.log())")
         used = {"ranks": status.ranks, "nodes": status.nodes, "elapsed": status.elapsed}
         used |= {name: last["end"][name] for name in ("step", "seconds", "max_rss_mb")}
         return {name: last["eval"][name] for name in ("loss", "rmse")} | used | {"run": self.run}
+
+    def _events(self) -> list[dict]:
+        """The run's log, without what an earlier job has left in a folder of the same name."""
+        try:
+            return [event for event in read_log(self.run) if event["time"] >= self.submitted]
+        except FileNotFoundError:
+            return []
 
     def log(self) -> str:
         """All that the job has printed so far."""
@@ -176,7 +194,7 @@ class Job:
         if not self.slurm:
             processes.kill_tree([_here[self.number]] if self.number in _here else [])
         elif not self.status().finished:
-            code, printed = processes.run(["scancel", str(self.number)], timeout=60)
+            code, printed = call("scancel", str(self.number))
             if code != 0:
                 raise JobError(f"{self} could not be cancelled: {processes.failure(code, printed, 60)}")
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,15 +30,26 @@ class RanksError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this: the rank's own traceback, not the way that it took to the notebook."""
-        return [*self.details.splitlines(), f"RanksError: {self}"]
+        return [*self.details.splitlines(), f"{type(self).__name__}: {self}"]
 
 
-def torchrun(n: int, config: Config, *, quiet: bool = False) -> Path:
-    """Train on n ranks of this machine by torchrun; lines are tagged by rank as they come. Returns the run's folder."""
+def torchrun(
+    n: int, program: Config | list, *, max_restarts: int = 0, quiet: bool = False, environment: dict | None = None
+) -> Path | None:
+    """Train on n ranks of this machine by torchrun, or run a script: [path, argument, …].
+
+    Lines are tagged by rank as they come; the first rank that fails is raised. Returns the run's folder.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", "--tee=3"]
-    command = [*GUARD, *launcher, "-m", "course_lib.train", *config.arguments()]
-    environment = clean_environment() | ONE_THREAD | {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
-    environment |= {"COURSE_PLAIN": "1", "PYTHONUNBUFFERED": "1"}
+    is_training = isinstance(program, Config)
+    words = ["-m", "course_lib.train", *program.arguments()] if is_training else [str(word) for word in program]
+    command = [*GUARD, *launcher, f"--max-restarts={max_restarts}", *words]
+    variables = {
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        "COURSE_PLAIN": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment = clean_environment() | ONE_THREAD | variables | (environment or {})
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = psutil.Popen(command, env=environment, text=True, errors="replace", **pipes)
     lines = deque(maxlen=2000)
@@ -51,7 +63,17 @@ def torchrun(n: int, config: Config, *, quiet: bool = False) -> Path:
         kill_tree([process])
     if code:
         raise first_failure(list(lines), code)
-    return config.run
+    return program.run if is_training else None
+
+
+def find_ranks(word: str) -> dict[int, psutil.Process]:
+    """The ranks that run below this process with this word in their command line."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "RANK" in process.environ() and any(word in part for part in process.cmdline()):
+                found[int(process.environ()["RANK"])] = process
+    return found
 
 
 def first_failure(lines: list[str], code: int) -> RanksError:
@@ -61,7 +83,9 @@ def first_failure(lines: list[str], code: int) -> RanksError:
         return RanksError(mistake.removeprefix("error: "))
     if not ended:
         words = (last_words(lines) or [""])[0]
-        return RanksError(words.splitlines()[-1] if words else f"it ended with exit code {code}", words or "\n".join(lines[-30:]))
+        return RanksError(
+            words.splitlines()[-1] if words else f"it ended with exit code {code}", words or "\n".join(lines[-30:])
+        )
     said = {rank: next((words for words in last_words(lines, rank) if not _is_lost(words)), "") for rank, _ in ended}
     lost = {rank for rank in said if not said[rank] and last_words(lines, rank)}  # it only says that others are gone
     rank, how = next((one for one in ended if one[0] not in lost), ended[0])
@@ -76,7 +100,7 @@ def _is_lost(words: str) -> bool:
 def _ended(lines: list[str]) -> list[tuple[int, str]]:
     """Ranks that failed, and how; those first that the launcher saw first."""
     text = "\n".join(lines)
-    summary = re.findall(r"rank\s*: (\d+) \(.*?exitcode\s*: (-?\d+)", text, re.DOTALL)
+    summary = re.findall(r"rank\s+: (\d+) \(local_rank.*?exitcode\s+: (-?\d+)", text, re.DOTALL)
     seen = [(int(rank), int(code)) for rank, code in reversed(summary)]  # torchrun prints the first that it saw last
     seen = seen[:1] + [one for one in seen[1:] if one[1] != -signal.SIGTERM]  # by which it ends the rest
     found = [

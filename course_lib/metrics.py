@@ -71,15 +71,18 @@ class Log:
             self.file.close()
 
 
-def read_log(run: str | Path) -> list[dict]:
-    """A run's events in order; half-written lines are left out, and of a step written twice the last one counts."""
+def read_log(run: str | Path, *, repeats: bool = False) -> list[dict]:
+    """A run's events in order; half-written lines are left out, and of a step written twice the last one counts.
+
+    With `repeats` all are there: what was lost when the run was killed, and what was done again.
+    """
     events: dict[tuple, dict] = {}
-    for line in (Path(run) / "metrics.jsonl").read_text().splitlines():
+    for number, line in enumerate((Path(run) / "metrics.jsonl").read_text().splitlines()):
         try:
             event = json.loads(line)
         except ValueError:
             continue
-        key = (event["event"], event.get("step"))
+        key = (event["event"], event.get("step"), repeats and number)
         events.pop(key, None)
         events[key] = event
     return list(events.values())

@@ -155,6 +155,23 @@ def lines(series: Mapping[str, tuple], *, xlabel: str, ylabel: str, dashed: Sequ
     plt.show()
 
 
+def attempts(runs: Mapping[str, Sequence[dict]]) -> None:
+    """How far each run was at which time, from logs with repeats: a line breaks off where the run was killed."""
+    figure, axis = _axes()
+    for (name, events), colour in zip(runs.items(), COLOURS):
+        begins = [number for number, event in enumerate(events) if event["event"] == "start"]
+        for first, last in zip(begins, [*begins[1:], len(events)]):
+            part = [event for event in events[first:last] if event["event"] in ("start", "step")]
+            seconds = [event["time"] - events[0]["time"] for event in part]
+            label = name if first == begins[0] else None
+            axis.plot(seconds, [event["step"] for event in part], ".-", color=colour, label=label)
+            if last < len(events):
+                axis.plot(seconds[-1], part[-1]["step"], "X", color=RED, markersize=10)
+    axis.set(xlabel="seconds since the run's first start", ylabel="step", ylim=(0, None))
+    axis.legend(frameon=False, fontsize=9)
+    plt.show()
+
+
 def speed_up(rows: Sequence[Mapping]) -> None:
     """Speed-up and efficiency against ranks, each with what would be ideal."""
     figure, (left, right) = _axes(columns=2)

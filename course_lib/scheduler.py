@@ -11,8 +11,8 @@ from course_lib.config import UserError
 
 LOCAL = Path(__file__).parent.parent / "slurm" / "local"
 
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "UNKNOWN")
-ACTIVE = (*WAITING, "RUNNING", "COMPLETING", "STAGE_OUT", "STOPPED")
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED", "UNKNOWN")
+ACTIVE = (*WAITING, "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Status:
         steps = f", step {self.step} of {self.steps}" if self.steps else ""
         again = f", queued again {self.restarts} time{'s' * (self.restarts > 1)}" if self.restarts else ""
         memory = f", {self.max_rss_mb:,.0f} MB in the largest rank" if self.max_rss_mb else ""
-        return f"{self.state.lower()}{where} after {self.elapsed}{steps}{again}{memory}"
+        after = f" after {self.elapsed}" if self.elapsed else ""  # Slurm may have forgotten it
+        return f"{self.state.lower()}{where}{after}{steps}{again}{memory}"
 
 
 def nodes() -> list[str]:
@@ -59,7 +60,8 @@ def nodes() -> list[str]:
 
 def start_local() -> bool:
     """Start a Slurm on this machine, as `make cluster` does, where its packages are; whether that was possible."""
-    if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    if not all(shutil.which(program, path=path) for program in ("munged", "slurmctld", "slurmd", "sinfo")):
         return False
     code, printed = processes.run([str(LOCAL / "up.sh")], timeout=60)
     if code != 0:
@@ -68,9 +70,16 @@ def start_local() -> bool:
     return True
 
 
+def call(program: str, *words: str) -> tuple[int | None, str]:
+    """Run one of Slurm's programs: (exit code, what it printed). A job may be known here from a machine that has them."""
+    if not shutil.which(program):
+        return 127, f"{program} is not installed here"
+    return processes.run([program, *words], timeout=60)
+
+
 def ask_controller(number: int, comment: str) -> dict | None:
     """None: it does not know such a job, or not any more."""
-    code, printed = processes.run(["scontrol", "--oneliner", "show", "job", str(number)], timeout=60)
+    code, printed = call("scontrol", "--oneliner", "show", "job", str(number))
     if code != 0 and "Invalid job id" not in printed:
         return {"state": "UNKNOWN", "reason": processes.failure(code, printed, 60)}
     found = dict(re.findall(r"(\w+)=(\S*)", printed))
@@ -85,7 +94,7 @@ def ask_accounting(number: int, comment: str) -> dict | None:
     """Slurm itself forgets a job minutes after its end; its accounting does not, where there is one."""
     columns = "State,Reason,Elapsed,Timelimit,NodeList"
     look = ["--allocations", "--noheader", "--parsable2", f"--format={columns},Comment"]
-    code, printed = processes.run(["sacct", f"--jobs={number}", *look], timeout=60)
+    code, printed = call("sacct", f"--jobs={number}", *look)
     rows = [line.split("|") for line in printed.splitlines() if line.count("|") == 5]
     if code or not rows or rows[-1][-1] not in (comment, ""):  # few sites keep comments
         return None

@@ -17,7 +17,7 @@ from course_lib.checkpoint import State, launch_of
 from course_lib.config import Config, UserError
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
-from course_lib.metrics import Log, max_rss_mb, sum_over_ranks
+from course_lib.metrics import Log, max_rss_mb, read_log, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
 from course_lib.prefetch import Prefetcher, apply_to_tensors
@@ -118,7 +118,7 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     if config.resume or (world.launch and launch_of(saved) == world.launch):  # restarted by the launcher
         state.load(saved, config)
     elif world.is_main:
-        set_aside(config.run)
+        set_aside(config.run, world.launch)
     steps = min(config.epochs * len(whole), config.max_steps or config.epochs * len(whole))
 
     with (
@@ -127,7 +127,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     ):
         count = sum(parameter.numel() for parameter in model.parameters())
         facts = {"device": str(world.device), "parameters": count, "torch": torch.__version__}
-        log.write("start", config=vars(config), world_size=world.world_size, step=state.step, steps=steps, **facts)
+        facts |= {"world_size": world.world_size, "launch": world.launch}
+        log.write("start", config=vars(config), step=state.step, steps=steps, **facts)
         began = time.perf_counter()
         while True:
             for value, timing in train_epoch(
@@ -225,8 +226,18 @@ def require_finite(loss: float, step: int) -> None:
         raise UserError(f"the loss is {loss} at step {step}: lower --lr, or look at the data")
 
 
-def set_aside(run: Path) -> None:
+def set_aside(run: Path, launch: str) -> None:
     """A new run under an old name: keep the old log, checkpoint and timelines as *.previous."""
+    if launch and launch == launch_of_log(run):  # begun again before its first checkpoint: they are there already
+        return
     for path in (run / "metrics.jsonl", run / "checkpoint.pt", *run.glob("timeline.*.json")):
         if path.exists():
             os.replace(path, f"{path}.previous")
+
+
+def launch_of_log(run: Path) -> str:
+    """The launch that wrote a log; "" where there is none, or none that can be read."""
+    try:
+        return [event["launch"] for event in read_log(run) if event["event"] == "start"][-1]
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return ""

@@ -40,9 +40,10 @@ def start(config: Config) -> World:
         rank, local_rank, world_size, store = _ask_mpi()
     else:
         rank, local_rank, world_size = _ask_environment()
+        store = _store_of_this_start(world_size)
     device = _pick_device(config.device, local_rank)
     if world_size > 1 and not dist.is_initialized():  # a cell that joins the ranks may be run again
-        if (store.host if store else os.environ["MASTER_ADDR"]) in ("localhost", "127.0.0.1"):
+        if (store.host if config.launcher == "mpi" else os.environ["MASTER_ADDR"]) in ("localhost", "127.0.0.1"):
             _stay_on_this_machine()
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -74,6 +75,11 @@ def barrier(world: World) -> None:
 def _ask_environment() -> tuple[int, int, int]:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
+    if len(missing) == len(names) and _launched() > 1:
+        raise UserError(
+            f"{_launched()} processes were launched, but none was told its rank: put slurm/rank_env.sh between srun and "
+            "python, or use --launcher mpi with mpirun"
+        )
     if len(missing) == len(names) or os.environ.get("WORLD_SIZE") == "1":
         return 0, int(os.environ.get("LOCAL_RANK", "0")), 1
     if missing:
@@ -85,17 +91,33 @@ def _ask_environment() -> tuple[int, int, int]:
         raise UserError(f"RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers ({error}); use torchrun") from error
 
 
+def _launched() -> int:
+    """How many processes the launcher has started, whichever it is."""
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    return max(int(os.environ.get(name, "1")) for name in names)
+
+
+def _store_of_this_start(world_size: int) -> dist.Store | None:
+    """After a restart by torchrun the new ranks must not find the addresses of the dead ones, which its store still has.
+
+    torch 2.13 keeps one store for all restarts (https://github.com/pytorch/pytorch/issues/167288), so they use a part of it.
+    Over several nodes the counts of restarts may differ; there slurm/site.sh makes torchrun take a new store each time.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ["GROUP_WORLD_SIZE"] != "1":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, world_size, is_master=False)
+    return dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
 def _ask_mpi() -> tuple[int, int, int, dist.Store | None]:
     """Rank and size from the communicator; rank 0 listens on a free port and tells the others."""
     from mpi4py import MPI
 
     everyone = MPI.COMM_WORLD
-    launched = max(
-        int(os.environ.get(name, "1")) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-    )
-    if launched != everyone.size:
+    if _launched() != everyone.size:
         raise UserError(
-            f"{launched} processes were launched, but each is alone in a world of {everyone.size}: the launcher belongs to "
+            f"{_launched()} processes were launched, but each is alone in a world of {everyone.size}: the launcher belongs to "
             "another MPI than mpi4py does; use the mpirun beside this python, or srun --mpi=pmi2"
         )
     here = everyone.Split_type(MPI.COMM_TYPE_SHARED)

@@ -6,7 +6,8 @@
 #   #SBATCH --open-mode=append      # one log for all its parts
 set -uo pipefail
 again=
-trap 'again=yes; echo "time is nearly up: job $SLURM_JOB_ID shall save, stop and queue again"; kill -USR1 "$ranks"' USR1
+trap 'trap "" USR1; again=yes; echo "time is nearly up: job $SLURM_JOB_ID shall save, stop and queue again"
+    kill -USR1 "$ranks"' USR1 # once: a second signal would cut the wait for the ranks short
 
 "$@" & # srun and mpirun pass a signal on to the ranks
 ranks=$!

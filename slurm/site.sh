@@ -17,11 +17,12 @@ ranks_per_node() { echo $((${SLURM_GPUS_ON_NODE:-0} > 0 ? SLURM_GPUS_ON_NODE : $
 
 # ---- nothing to edit from here on ----------------------------------------------------------------------------------------
 export PATH VENV OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=PASSIVE COURSE_PLAIN=1
-if [[ -n ${SLURM_JOB_ID:-} ]]; then # where the ranks meet: the first node, at a port that no other job has
+if [[ -n ${SLURM_JOB_ID:-} ]]; then # where the ranks meet: the first node, at a port that hardly any other job has
     MEET_AT=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     MEET_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below those that the system gives to anybody
     RANKS_PER_NODE=${RANKS_PER_NODE:-$(ranks_per_node)}
     TORCHELASTIC_RUN_ID=$SLURM_JOB_ID           # the same when the job is queued again
     TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[rank \${rank}] " # torchrun fills it in
-    export MEET_AT MEET_PORT RANKS_PER_NODE TORCHELASTIC_RUN_ID TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or ranks that torchrun starts again look for the dead ones: see world.py
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE MEET_AT MEET_PORT RANKS_PER_NODE TORCHELASTIC_RUN_ID TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
 fi

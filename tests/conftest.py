@@ -1,6 +1,7 @@
 """What the tests share: small simulated years, runs on them, a writer of hand-made files, the rule for integration tests."""
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,11 @@ import netCDF4
 import numpy as np
 import pytest
 import torch
-from helpers import LAUNCH_VARIABLES, prefetch_threads, torchrun
+from helpers import BIN, LAUNCH_VARIABLES, prefetch_threads, start_cluster, torchrun, use_no_slurm, use_slurm
 
 from course_lib.config import Config
 
+SLURM_PROGRAMS = {"sacct", "salloc", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"}
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, database=None)
@@ -85,6 +87,37 @@ def trained(base) -> dict[str, Config]:
         assert code == 0, output
         assert output.count("done: ") == 1  # however many ranks there are, one speaks
     return configs
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The folder of a running Slurm with two nodes, for all tests: leave it running, and its queue empty."""
+    if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("Slurm is not installed: apt-get install slurm-wlm slurm-client munge")
+    with start_cluster() as folder:
+        yield folder
+
+
+@pytest.fixture
+def slurm(cluster, monkeypatch) -> Path:
+    use_slurm(monkeypatch, cluster / "slurm.conf")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def path_without(tmp_path_factory) -> str:
+    """A PATH like this one, but without Slurm's programs."""
+    folder = tmp_path_factory.mktemp("bin")
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in Path(place).iterdir() if Path(place) != BIN and Path(place).is_dir() else ():
+            if program.name not in SLURM_PROGRAMS and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program)
+    return f"{BIN}:{folder}"
+
+
+@pytest.fixture
+def no_slurm(path_without, monkeypatch) -> None:
+    use_no_slurm(monkeypatch, path_without)
 
 
 def write_year(

@@ -1,12 +1,17 @@
-"""What several test files need: equality to the last bit, real ranks, the threads of a prefetcher, and waiting."""
+"""What several test files need: equality to the last bit, real ranks, a real Slurm, a prefetcher's threads, waiting."""
 
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from course_lib import checkpoint, processes
@@ -16,6 +21,8 @@ from course_lib.metrics import read_log
 torch.set_num_threads(1)  # as every rank does; the sums then always run in the same order
 
 BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parent.parent
+LOCAL = ROOT / "slurm" / "local"
 LAUNCH_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -49,12 +56,12 @@ def prefetch_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = 120, every: float = 0.005) -> None:
     """Poll; what does not come true in good time is a failure, never a hang."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -79,3 +86,42 @@ def result(config: Config) -> dict:
     timing = ("time", "samples_per_s", "wait_share")
     events = [event for event in read_log(config.run) if event["event"] in ("step", "eval")]
     return content | {"log": [{k: v for k, v in event.items() if k not in timing} for event in events]}
+
+
+def cluster_script(name: str, folder: Path) -> str:
+    """slurm/local/up.sh or down.sh."""
+    done = subprocess.run([LOCAL / name, folder], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def start_cluster() -> Iterator[Path]:
+    """The folder of a running Slurm with two nodes; a short path, for it holds sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        cluster_script("up.sh", folder)
+        yield folder
+    finally:
+        cluster_script("down.sh", folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def use_slurm(patch: pytest.MonkeyPatch, configuration: Path) -> None:
+    """Let course_lib.jobs find this Slurm."""
+    patch.setenv("SLURM_CONF", str(configuration))
+    patch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")  # the jobs' Python, should there be no .venv
+
+
+def use_no_slurm(patch: pytest.MonkeyPatch, path: str) -> None:
+    """Let it find none: `path` has no program of Slurm's."""
+    patch.setenv("PATH", path)
+    patch.delenv("SLURM_CONF", raising=False)
+
+
+def ask(folder: Path, *command: object) -> str:
+    """What a command prints that talks to the Slurm of this folder."""
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
+    ).stdout

@@ -7,6 +7,7 @@ import pickle
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,29 +78,54 @@ def test_the_file_holds_only_tensors_and_plain_values(saved):
     assert content["config"] == vars(CONFIG)
 
 
-def save_for_ever(path: Path) -> None:
-    number = 0
+def large_state() -> State:
+    """Some megabytes: it takes a while to save, and a kill falls into that."""
+    layer = torch.nn.Linear(1024, 1024, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    return State(layer, torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9))
+
+
+def step_once(state: State) -> None:
+    state.model.weight.grad = torch.full_like(state.model.weight, state.step % 7)
+    state.optimizer.step()
+    state.step += 1
+
+
+def train_for_ever(path: Path) -> None:
+    state = large_state()
+    if path.exists():
+        state.load(path, CONFIG)
     while True:
-        number += 1
-        checkpoint.save(path, {"number": number, "weights": torch.full((1 << 20,), float(number))})
+        step_once(state)
+        state.save(path, CONFIG)
 
 
-def test_sigkill_in_the_middle_of_saving_leaves_a_whole_checkpoint(path):
-    """Twelve real kills at random moments, into the same file."""
-    moments, halves = random.Random(0), 0
-    for _ in range(12):
-        path.unlink(missing_ok=True)
-        writer = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(path,))
+def is_newer(path: Path, seen: int | None) -> bool:
+    return path.exists() and path.stat().st_mtime_ns != seen
+
+
+def test_killed_twenty_times_while_it_saves_and_resumed_equals_uninterrupted(path):
+    """Real kills at random moments: what is there afterwards is always whole, and never older than before."""
+    step_once(large_state())  # what that imports, in seconds, the writers then have
+    moments, halves, done = random.Random(0), 0, 0
+    for _ in range(20):
+        seen = path.stat().st_mtime_ns if path.exists() else None
+        writer = multiprocessing.get_context("fork").Process(target=train_for_ever, args=(path,))
         writer.start()
-        wait_until(path.exists)
-        time.sleep(moments.uniform(0, 0.03))
+        wait_until(partial(is_newer, path, seen))
+        time.sleep(moments.uniform(0, 0.05))
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
         assert writer.exitcode == -signal.SIGKILL
-        content = checkpoint.load(path)
-        assert torch.equal(content["weights"], torch.full((1 << 20,), float(content["number"])))
         halves += path.with_name("checkpoint.pt.part").exists()
+        before, done = done, checkpoint.load(path)["position"]["step"]
+        assert done > before
     assert halves  # or no kill fell into a save, and nothing was shown
+    resumed, uninterrupted = large_state(), large_state()
+    resumed.load(path, CONFIG)
+    for _ in range(done):
+        step_once(uninterrupted)
+    assert_same(parts(resumed), parts(uninterrupted))
 
 
 def test_saving_that_fails_half_way_leaves_the_old_one(saved, monkeypatch):

@@ -8,13 +8,30 @@ import pytest
 from lessons import build, run
 
 LESSONS = build.sources()
+SLURM = [source for source in LESSONS if "jobs.find_cluster()" in source.read_text()]
 
 
-@pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
-def test_lesson_runs_and_keeps_its_numbers(source, tmp_path):
-    numbers = run.run(source, smoke=True, out=tmp_path, parameters={"runs": str(tmp_path / "runs")})
+def run_and_compare(source, folder) -> None:
+    numbers = run.run(source, smoke=True, out=folder, parameters={"runs": str(folder / "runs")})
     baseline = json.loads((run.BASELINES / f"{source.stem}.json").read_text())
     assert not (complaints := run.compare(numbers, baseline)), "\n".join(complaints)
+
+
+@pytest.mark.parametrize("source", [one for one in LESSONS if one not in SLURM], ids=lambda source: source.stem)
+def test_lesson_runs_and_keeps_its_numbers(source, tmp_path):
+    run_and_compare(source, tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("source", SLURM, ids=lambda source: source.stem)
+def test_lesson_with_jobs_runs_on_slurm(source, slurm, tmp_path):
+    run_and_compare(source, tmp_path)
+
+
+@pytest.mark.parametrize("source", SLURM, ids=lambda source: source.stem)
+def test_lesson_with_jobs_has_the_same_numbers_without_slurm(source, no_slurm, tmp_path):
+    run_and_compare(source, tmp_path)
+    assert "not run here, but recorded" in (tmp_path / f"{source.stem}.ipynb").read_text()
 
 
 def test_notebooks_are_built_from_their_sources(capsys, monkeypatch):

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import BIN, assert_same, result, wait_until
+from helpers import BIN, LOCAL, ROOT, ask, assert_same, cluster_script, result, start_cluster, wait_until
 
 from course_lib import scaling
 from course_lib.metrics import read_log
 
-ROOT = Path(__file__).parent.parent
-LOCAL = ROOT / "slurm" / "local"
 RANKS_IN_A_JOB = """
 import os
 from course_lib import ranks
@@ -38,36 +36,13 @@ print("all done")
 """
 
 
-def script(name: str, folder: Path) -> str:
-    done = subprocess.run([LOCAL / name, folder], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """The folder of a running cluster; a short path, for it holds sockets."""
-    if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
-        pytest.skip("Slurm is not installed: apt-get install slurm-wlm slurm-client munge")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        script("up.sh", folder)
-        yield folder
-    finally:
-        script("down.sh", folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def ask(folder: Path, *command: str) -> str:
-    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
+def alive() -> list[psutil.Process]:
+    return [one for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def daemons(folder: Path) -> set[int]:
     found = {int(path.read_text()) for path in (folder / "run").glob("*.pid")}
-    return {pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+    return found & {process.pid for process in alive()}
 
 
 @pytest.mark.integration
@@ -79,8 +54,32 @@ def test_two_nodes_with_names_of_their_own_run_jobs(cluster):
 def test_started_twice_it_stays_as_it_is(cluster):
     before = daemons(cluster)
     assert len(before) == 4  # munged, slurmctld and two slurmd
-    assert script("up.sh", cluster).strip() == f"export SLURM_CONF={cluster / 'slurm.conf'}"
+    assert cluster_script("up.sh", cluster).strip() == f"export SLURM_CONF={cluster / 'slurm.conf'}"
     assert daemons(cluster) == before
+
+
+@pytest.mark.integration
+def test_it_needs_no_root(cluster):
+    """As nobody, where this is root: two nodes, jobs, and nothing left."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
+        shutil.copytree(LOCAL, f"{folder}/local")  # the repository may be in a folder that others can't read
+        os.chmod(folder, 0o1777)  # as a temporary folder is
+        up, down = (f"{folder}/local/{name}.sh {folder}/state" for name in ("up", "down"))
+        work = f"eval $({up}); srun --nodes=2 --label bash -c 'hostname; id -u'; cat {folder}/state/run/*.pid; {down}"
+        command = ["su", "nobody", "-s", "/bin/bash", "-c", work] if os.getuid() == 0 else ["bash", "-c", work]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert {line[:2] for line in lines[:4]} == {"0:", "1:"} and {"0: node1", "1: node2"} < set(lines[:4])
+        assert not {"0: 0", "1: 0"} & set(lines[:4])
+        assert not {int(pid) for pid in lines[4:]} & {process.pid for process in alive()}
+
+
+@pytest.mark.integration
+def test_a_missing_package_is_one_clear_line(no_slurm):
+    done = subprocess.run([LOCAL / "up.sh"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "is missing; on Debian or Ubuntu: apt-get install slurm-wlm slurm-client munge" in done.stderr
 
 
 @pytest.mark.integration
@@ -178,9 +177,14 @@ def test_scripts_please_shellcheck():
 
 @pytest.mark.integration
 def test_stopped_twice_nothing_is_left(cluster):
-    running = daemons(cluster)
-    script("down.sh", cluster)
-    wait_until(lambda: not daemons(cluster) & running)
-    script("down.sh", cluster)
-    script("up.sh", cluster)
-    assert len(daemons(cluster)) == 4
+    """Of a second cluster: two may run beside each other, and the first one stays as it is."""
+    others = daemons(cluster)
+    with start_cluster() as folder:
+        running = daemons(folder)
+        assert len(running) == 4
+        cluster_script("down.sh", folder)
+        wait_until(lambda: not daemons(folder) & running)
+        cluster_script("down.sh", folder)
+        cluster_script("up.sh", folder)
+        assert len(daemons(folder)) == 4
+    assert daemons(cluster) == others

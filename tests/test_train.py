@@ -276,6 +276,15 @@ def test_half_a_launchers_variables_are_refused(monkeypatch, missing):
         start(Config())
 
 
+@pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "PMI_SIZE"])
+def test_ranks_that_nobody_told_their_number_are_refused(monkeypatch, variable):
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(UserError, match="2 processes were launched, but none was told its rank.*rank_env.sh.*mpi"):
+        start(Config(device="cpu"))
+    monkeypatch.setenv(variable, "1")
+    assert start(Config(device="cpu")).world_size == 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="^--device cuda"):

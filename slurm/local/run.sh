@@ -34,13 +34,19 @@ export SLURM_NTASKS=${ntasks:-$((nodes * ntasks_per_node))}
 export SLURM_NTASKS_PER_NODE=$SLURM_NTASKS
 
 srun() {
-    local tasks=() task code=0 count=$SLURM_NTASKS
+    local tasks=() task code=0 how count=$SLURM_NTASKS
     while [[ $1 == -* ]]; do
         [[ $1 != --ntasks=* ]] || count=${1#*=}
         shift
     done
     for ((task = 0; task < count; task++)); do
-        SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$count "$@" &
+        {
+            SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$count "$@" || code=$?
+            how="Exited with exit code $code"
+            ((code <= 128)) || how="Killed by signal $((code - 128))"
+            ((code == 0)) || echo "srun: error: localhost: task $task: $how" >&2
+            exit "$code"
+        } &
         tasks+=($!)
     done
     for task in "${tasks[@]}"; do wait "$task" || code=$?; done
