@@ -32,6 +32,7 @@ checkpoint_every = 25  # steps
 # %%
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -90,7 +91,7 @@ found = {}
 for name, launcher in launchers.items():
     command = launcher.format(f"{sys.executable} {Path(runs, 'where.py').resolve()}")
     code, printed = processes.run(["bash", "-c", f"cd .. && {command}"], timeout=120)
-    told = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    told = [json.loads(one) for one in re.findall(r"{.*?}", printed)]  # two ranks may print into one line
     found[name] = next((t for t in told if "1" in (t["RANK"], t["PMI_RANK"], t["SLURM_PROCID"])), told[0])
 
 Table(("", *found), [(variable, *(one[variable] for one in found.values())) for variable in found["python"]])
