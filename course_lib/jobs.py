@@ -59,7 +59,8 @@ def submit(script: str, *, again: bool = False, **asked) -> "Job":
     flags.setdefault("name", label)
     log = folder / f"{label}.log"
     folder.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
+    for old in (log, log.with_suffix(".end")):
+        old.unlink(missing_ok=True)
     words = [*options, f"slurm/{script}.sbatch", *(as_flag(name, value) for name, value in flags.items())]
     slurm, now = bool(nodes()), time.time()
     number = _sbatch([f"--output={log}", f"--comment={key}", *words]) if slurm else _run_here(words, log)
@@ -153,13 +154,18 @@ class Job:
         cockpit.show(self)
 
     def status(self) -> Status:
-        """Ask Slurm, then its accounting, then the run's log."""
+        """Ask Slurm, then its accounting, then what was known of its end, then the run's log."""
         events = self._events()
         facts = _facts(events)
         known = _ask_slurm(self) if self.slurm else _ask_process(self, events)
         if not known or (known["state"] == "UNKNOWN" and "loss" in facts):  # the log tells of an end
             known = {"state": "COMPLETED" if "loss" in facts else "LOST"}
-        return Status(**facts | known)
+        status, end = Status(**facts | known), Path(self.log_file).with_suffix(".end")
+        if status.state in ("LOST", "UNKNOWN") and end.exists():
+            return Status(**json.loads(end.read_text()))
+        if status.finished and status.state != "LOST" and not end.exists():
+            _write(end, vars(status))
+        return status
 
     def wait(self) -> Status:
         """Until it is finished, and say how far it is."""
@@ -204,6 +210,8 @@ class Job:
         call = f'submit("{self.script}", …, name="{Path(self.run).name}", resume=True)'
         at = f" at step {status.step} of {status.steps}" if status.steps else ""
         over = next((line for line in lines if re.search(r"(?i)exceeded memory|oom.?kill|out of memory", line)), "")
+        if status.state in WAITING:
+            return JobError(f"{self} can never start ({status.reason}): cancel() it, and look at what it waits for")
         if status.state == "OUT_OF_MEMORY" or over:
             return JobError(f"{self} needed more memory than it had{at}: ask for more with mem= or mem_per_cpu=", over)
         if status.state == "TIMEOUT":

@@ -33,7 +33,7 @@ class Status:
 
     @property
     def finished(self) -> bool:
-        return self.state not in ACTIVE
+        return self.state not in ACTIVE or self.reason == "DependencyNeverSatisfied"
 
     def __str__(self) -> str:
         where = f" on {self.nodes}" if self.nodes else ""

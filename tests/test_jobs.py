@@ -241,10 +241,17 @@ def test_a_job_that_slurm_has_forgotten_is_submitted_anew(slurm, on_slurm):
 
 
 @pytest.mark.integration
-def test_who_uses_a_folder_again_does_not_inherit_its_result(slurm, on_slurm):
+def test_who_uses_a_folder_again_does_not_inherit_its_result(slurm, on_slurm, tmp_path):
     on_slurm["ddp"].wait()
-    later = dataclasses.replace(on_slurm["ddp"], number=1, submitted=time.time())
+    later = dataclasses.replace(on_slurm["ddp"], number=1, submitted=time.time(), log_file=str(tmp_path / "later.log"))
     assert later.status() == Status("LOST")
+
+
+@pytest.mark.integration
+def test_a_failed_job_that_slurm_has_forgotten_is_still_a_failed_one(slurm, on_slurm):
+    """Or Run All would submit it again, days later."""
+    on_slurm["mistake"].wait()
+    assert dataclasses.replace(on_slurm["mistake"], number=1).status().state == "FAILED"
 
 
 # ---- why it failed ---------------------------------------------------------------------------------------------------------
@@ -266,12 +273,14 @@ def test_a_rank_that_raises_is_named_in_its_own_words(slurm, on_slurm):
     assert failed.value.details.startswith("Traceback") and "timeline.save" in failed.value.details
 
 
-RECORDED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+KILLED_FOR_MEMORY = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+)
 CAUSES = {
     "memory": (Status("OUT_OF_MEMORY"), "", "needed more memory than it had: ask for more with mem= or mem_per_cpu="),
     "memory, said by slurmstepd alone": (
         Status("FAILED", step=3, steps=9),
-        RECORDED,
+        KILLED_FOR_MEMORY,
         "more memory .* at step 3 of 9: ",
     ),
     "memory, without cgroups": (Status("FAILED"), "slurmstepd: error: Step 7.0 exceeded memory limit", "more memory"),
@@ -545,7 +554,7 @@ def test_while_slurm_does_not_answer_nothing_is_submitted_twice(silent, on_slurm
         job.cancel()
     with pytest.raises(UserError, match="^Slurm is installed, but does not answer: .*Unable to contact"):
         ask_for(job, seed=1)
-    assert on_slurm["ddp"].status().state == "COMPLETED"  # says its log
+    assert on_slurm["ddp"].wait().state == "COMPLETED"  # says its log
 
 
 @pytest.mark.integration
@@ -555,7 +564,7 @@ def test_a_job_of_a_cluster_seen_from_a_machine_without_slurm(no_slurm, on_slurm
     assert ask_for(on_slurm["late"]) == on_slurm["late"]
     with pytest.raises(JobError, match="could not be cancelled: .*scancel is not installed here"):
         on_slurm["late"].cancel()
-    assert on_slurm["ddp"].status().state == "COMPLETED"
+    assert on_slurm["ddp"].wait().state == "COMPLETED"
 
 
 # ---- Slurm's answers -------------------------------------------------------------------------------------------------------
@@ -626,6 +635,7 @@ def test_accounting_that_knows_nothing(printed, code, tmp_path, monkeypatch):
 @pytest.mark.integration
 def test_accounting_remembers_what_the_controller_has_forgotten(slurm, on_slurm, tmp_path, monkeypatch):
     job = dataclasses.replace(on_slurm["late"], number=1)
+    wait_until(lambda: has_steps(job))
     assert scheduler.ask_accounting(1, job.key) is None and job.status().state == "LOST"  # there is none here
     use_sacct(monkeypatch, tmp_path, f"TIMEOUT|None|00:01:25|00:01:00|node1|{job.key}")
     status = job.status()

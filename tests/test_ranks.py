@@ -369,8 +369,8 @@ def test_torchrun_trains_and_tags_its_output(config, capsys):
     assert (config.run / "checkpoint.pt").exists()
 
 
-def test_a_users_mistake_is_told_with_its_rank(config, capsys):
-    with nothing_left(), pytest.raises(RanksError, match=r"^rank [01] ended with exit code 2: error: --batch 40 on 2 "):
+def test_a_users_mistake_is_that_one_line(config, capsys):
+    with nothing_left(), pytest.raises(RanksError, match=r"^--batch 40 on 2 "):
         ranks.torchrun(2, config.replace(strategy="ddp", batch=40))
     lines = sorted(capsys.readouterr().out.splitlines())
     assert [line[: line.index("--batch")] for line in lines] == ["[rank 0] error: ", "[rank 1] error: "]

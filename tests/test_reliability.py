@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -317,18 +319,20 @@ def be_killed(cluster: Path, config: Config) -> Job:
     return job.finish()
 
 
-def run_out_of_time(cluster: Path, config: Config) -> Job:
+def run_out_of_time(cluster: Path, config: Config, all_stand: threading.Barrier) -> Job:
     """Slurm tells a job that its end is near. Until then the ranks stand still, or they would be done long before."""
     job = Job(cluster, config)
     wait_until(lambda: has_reached(config, 3))
     ranks = find_ranks(config).values()
     for rank in ranks:
         rank.suspend()
+    all_stand.wait(240)
     job.environments = [rank.environ() for rank in ranks]
     _, minutes, _ = job.ask("RunTime").split(":")
     job.update(f"TimeLimit={int(minutes) + 2}")  # it is told a minute before, or up to half a minute earlier
     wait_until(lambda: "time is nearly up" in printed(config).read_text(), every=0.1)
-    ask(cluster, "scancel", "--batch", "--signal=USR1", job.number)  # told twice, it does the same
+    ask(cluster, "scancel", "--batch", "--signal=USR1", job.number)
+    time.sleep(1)  # told twice, it still waits for its ranks
     for rank in ranks:
         rank.resume()
     wait_until(lambda: job.ask("Restarts") == "1", every=0.5)
@@ -337,25 +341,21 @@ def run_out_of_time(cluster: Path, config: Config) -> Job:
     return job.finish()
 
 
-def stands_still(config: Config) -> bool:
-    ranks = find_ranks(config).values()
-    return len(ranks) == 2 and all(rank.status() == psutil.STATUS_STOPPED for rank in ranks)
-
-
 @pytest.fixture(scope="module")
 def jobs(cluster, two_ranks) -> Iterator[dict[str, Future]]:
     """Four jobs at the same time on the same two nodes: two are killed again and again while the others' time runs out."""
     late, killed = ([two_ranks.replace(name=name) for name in names] for names in (LATE, JOB_KILLS))
-    with ThreadPoolExecutor() as threads:
-        try:
-            jobs = {config.name: threads.submit(run_out_of_time, cluster, config) for config in late}
-            wait_until(lambda: all(jobs[config.name].done() or stands_still(config) for config in late), every=0.5)
+    all_stand = threading.Barrier(len(late) + 1)
+    try:
+        with ThreadPoolExecutor() as threads:
+            jobs = {config.name: threads.submit(run_out_of_time, cluster, config, all_stand) for config in late}
+            all_stand.wait(240)
             killed[0].run.mkdir()
             (killed[0].run / "checkpoint.pt").write_bytes(b"garbage")  # is not in its way
             yield jobs | {config.name: threads.submit(be_killed, cluster, config) for config in killed}
-        finally:
-            ask(cluster, "scancel", "--me")
-    wait_until(lambda: not ask(cluster, "squeue", "--noheader"), every=0.3)
+    finally:
+        ask(cluster, "scancel", "--me")
+        wait_until(lambda: not ask(cluster, "squeue", "--noheader"), every=0.5)
 
 
 @pytest.mark.integration
