@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 # 1. What sbatch itself should know: EDIT, or leave out.
-# export SBATCH_PARTITION=gpu SBATCH_ACCOUNT=project123
+# export SBATCH_PARTITION=gpu SBATCH_ACCOUNT=project123 SBATCH_GPUS_PER_NODE=4
 
 # 2. Software: EDIT, modules or conda in place of the venv that `make setup` has made.
 # module load python/3.11 cuda
