@@ -11,34 +11,19 @@ What was asked for is the key: the same call, by Run All or after a kernel's res
 again=True submits a new one. Without Slurm the same script runs on this machine, for as long as the notebook's kernel lives.
 """
 
-import difflib
 import hashlib
 import json
 import os
-import re
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from course_lib import cockpit, processes
-from course_lib.config import FIELDS, Config, UserError, as_flag
-from course_lib.launch import GUARD, RanksError, first_failure
+from course_lib.config import UserError, as_flag
+from course_lib.failures import JobError, why
 from course_lib.metrics import read_log
-from course_lib.scheduler import WAITING, Status, ask_accounting, ask_controller, call, nodes, start_local
-
-ROOT = Path(__file__).parent.parent
-OPTIONS = """account begin constraint cpus_per_task deadline dependency exclude exclusive gpus gpus_per_node
-gpus_per_task gres hold job_name licenses mail_type mail_user mem mem_per_cpu mem_per_gpu nice nodelist nodes ntasks
-ntasks_per_node partition qos requeue reservation signal time tmp""".split()  # noqa: SIM905
-SITE = 'cd "$0" && source slurm/site.sh && exec "$@"'  # what a site sets for sbatch counts here too
-_here: dict[int, psutil.Popen] = {}  # jobs that run without Slurm
-
-
-class JobError(RanksError):
-    """Why a job failed, and what to do about it."""
+from course_lib.scheduler import ACTIVE, WAITING, Status, ask_accounting, ask_controller, call, nodes, start_local
+from course_lib.submission import HERE, ROOT, run_here, sbatch, split
 
 
 def submit(script: str, *, again: bool = False, **asked) -> "Job":
@@ -46,7 +31,7 @@ def submit(script: str, *, again: bool = False, **asked) -> "Job":
     there = sorted(path.stem for path in (ROOT / "slurm").glob("[0-9]*.sbatch"))
     if script not in there:
         raise UserError(f"{script!r} is no job: slurm/ has {', '.join(there)}")
-    flags, options = _split(asked)
+    flags, options = split(asked)
     folder = Path(flags["runs"]) / "jobs"
     content = json.dumps([script, flags, options], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:8]
@@ -63,7 +48,7 @@ def submit(script: str, *, again: bool = False, **asked) -> "Job":
         old.unlink(missing_ok=True)
     words = [*options, f"slurm/{script}.sbatch", *(as_flag(name, value) for name, value in flags.items())]
     slurm, now = bool(nodes()), time.time()
-    number = _sbatch([f"--output={log}", f"--comment={key}", *words]) if slurm else _run_here(words, log)
+    number = sbatch([f"--output={log}", f"--comment={key}", *words]) if slurm else run_here(words, log)
     run = str(Path(flags["runs"]) / flags["name"])
     job = Job(script, asked, number, key, slurm, attempt, now, run, str(log))
     _write(folder / f"{key}.json", vars(job))
@@ -77,47 +62,6 @@ def find_cluster() -> list[str]:
         cockpit.say("started a Slurm on this machine; `make cluster-down` in a terminal stops it")
     cockpit.say(f"Slurm with nodes {', '.join(found)}" if found else "no Slurm here: jobs run as ranks on this machine")
     return found
-
-
-def _split(asked: dict) -> tuple[dict, list[str]]:
-    """What was asked, as flags of course_lib.train with whole paths, and as options of sbatch."""
-    unknown = sorted(set(asked) - set(FIELDS) - set(OPTIONS))
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], [*FIELDS, *OPTIONS], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{unknown[0]} is neither a flag of course_lib.train nor an option of sbatch{hint}")
-    flags = {name: value for name, value in asked.items() if name in FIELDS}
-    Config(**flags)  # or it says what is wrong with them
-    flags["runs"] = str(Path(flags.get("runs", ROOT / "runs")).resolve())  # the job starts in another folder
-    if "data" in flags:
-        flags["data"] = str(Path(flags["data"]).resolve())
-    options = {name.replace("_", "-"): value for name, value in sorted(asked.items()) if name in OPTIONS}
-    wanted = {name: value for name, value in options.items() if value is not None and value is not False}
-    return flags, [f"--{name}" if value is True else f"--{name}={value}" for name, value in wanted.items()]
-
-
-def _sbatch(words: list[str]) -> int:
-    command = ["bash", "-c", SITE, str(ROOT), "sbatch", "--parsable", *words]
-    code, printed = processes.run(command, timeout=60)
-    number = re.search(r"^(\d+)(;\S+)?$", printed, re.MULTILINE)
-    if code or not number:
-        raise UserError(f"sbatch refused the job: {processes.failure(code, printed, 60)}")
-    return int(number[1])
-
-
-def _run_here(words: list[str], log: Path) -> int:
-    with open(log, "wb") as file:
-        process = psutil.Popen(
-            [*GUARD, str(ROOT / "slurm/local/run.sh"), *words],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=processes.clean_environment() | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # the stop button interrupts the kernel's whole group, and should only end the waiting
-        )
-    _here[process.pid] = process
-    return process.pid
 
 
 def _read(path: Path) -> "Job | None":
@@ -163,7 +107,7 @@ class Job:
         status, end = Status(**facts | known), Path(self.log_file).with_suffix(".end")
         if status.state in ("LOST", "UNKNOWN") and end.exists():
             return Status(**json.loads(end.read_text()))
-        if status.finished and status.state != "LOST" and not end.exists():
+        if status.state not in (*ACTIVE, "LOST") and not end.exists():
             _write(end, vars(status))
         return status
 
@@ -175,7 +119,7 @@ class Job:
         """Wait for the job's end: the last evaluation and what the run took; a JobError says why it failed."""
         status = self.wait()
         if status.state != "COMPLETED":
-            raise self._why(status)
+            raise why(self, status)
         last = {event["event"]: event for event in self._events()}
         if "end" not in last:
             raise JobError(f"{self} is done, but its run has not come to an end: look at print(job.log())")
@@ -198,31 +142,11 @@ class Job:
     def cancel(self) -> None:
         """End it."""
         if not self.slurm:
-            processes.kill_tree([_here[self.number]] if self.number in _here else [])
-        elif not self.status().finished:
+            processes.kill_tree([HERE[self.number]] if self.number in HERE else [])
+        elif self.status().state in ACTIVE:
             code, printed = call("scancel", str(self.number))
             if code != 0:
                 raise JobError(f"{self} could not be cancelled: {processes.failure(code, printed, 60)}")
-
-    def _why(self, status: Status) -> JobError:
-        """The cause of a failure in one line, then the last words of the rank that failed first."""
-        lines = self.log().splitlines()
-        call = f'submit("{self.script}", …, name="{Path(self.run).name}", resume=True)'
-        at = f" at step {status.step} of {status.steps}" if status.steps else ""
-        over = next((line for line in lines if re.search(r"(?i)exceeded memory|oom.?kill|out of memory", line)), "")
-        if status.state in WAITING:
-            return JobError(f"{self} can never start ({status.reason}): cancel() it, and look at what it waits for")
-        if status.state == "OUT_OF_MEMORY" or over:
-            return JobError(f"{self} needed more memory than it had{at}: ask for more with mem= or mem_per_cpu=", over)
-        if status.state == "TIMEOUT":
-            kept = f", and go on with {call}" if (Path(self.run) / "checkpoint.pt").exists() else ""
-            return JobError(f"{self} was over its time limit of {status.limit}{at}: ask for more with time={kept}")
-        if status.state == "CANCELLED":
-            return JobError(f"{self} was cancelled{at}; again=True submits it anew")
-        if status.state == "FAILED":
-            cause = first_failure(lines, 1)
-            return JobError(f"{self} failed{at}: {cause}", cause.details)
-        return JobError(f"{self} ended as {status.state}{at}; again=True submits it anew", "\n".join(lines[-10:]))
 
 
 def _facts(events: list[dict]) -> dict:
@@ -241,7 +165,7 @@ def _ask_slurm(job: Job) -> dict | None:
 
 
 def _ask_process(job: Job, events: list[dict]) -> dict | None:
-    process = _here.get(job.number)
+    process = HERE.get(job.number)
     code = process.poll() if process else None
     until = events[-1]["time"] if events and (code is not None or not process) else time.time()
     seconds = int(max(0, until - job.submitted))
@@ -266,19 +190,7 @@ def table(runs: str | Path = ROOT / "runs") -> "cockpit.Table":
         memory = f"{status.max_rss_mb:,.0f}" if status.max_rss_mb else ""
         steps = f"{status.step} / {status.steps}" if status.steps else ""
         state = f"{status.state.lower()} {status.reason if status.state in WAITING else ''}".strip()
-        rows.append(
-            (
-                job.script,
-                job.number,
-                asked,
-                state,
-                status.nodes,
-                status.ranks or "",
-                steps,
-                status.elapsed,
-                memory,
-                loss,
-            )
-        )
+        where = (status.nodes, status.ranks or "", steps, status.elapsed)
+        rows.append((job.script, job.number, asked, state, *where, memory, loss))
     titles = ("job", "number", "asked", "state", "nodes", "ranks", "steps", "elapsed", "MaxRSS (MB)", "validation loss")
     return cockpit.Table(titles, rows)

@@ -56,7 +56,7 @@ def prefetch_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 300, every: float = 0.005) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = 120, every: float = 0.005) -> None:
     """Poll; what does not come true in good time is a failure, never a hang."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -20,6 +20,7 @@ from jupyter_client.manager import start_new_kernel
 
 from course_lib import cockpit, jobs, scaling, scheduler
 from course_lib.config import FIELDS, Config, UserError
+from course_lib.failures import why
 from course_lib.jobs import Job, JobError, submit
 from course_lib.metrics import Log, read_log
 from course_lib.scheduler import Status
@@ -248,6 +249,19 @@ def test_who_uses_a_folder_again_does_not_inherit_its_result(slurm, on_slurm, tm
 
 
 @pytest.mark.integration
+def test_a_job_that_can_never_start_says_so(slurm, on_slurm, small, tmp_path):
+    """It waits for one that has failed; without a word `result()` would wait for ever."""
+    on_slurm["mistake"].wait()
+    job = submit("01_baseline", dependency=f"afterok:{on_slurm['mistake'].number}", **small, runs=str(tmp_path))
+    try:
+        with pytest.raises(JobError, match=r"can never start \(DependencyNeverSatisfied\): cancel\(\) it"):
+            job.result()
+    finally:
+        job.cancel()
+    wait_until(lambda: job.status().state == "CANCELLED")
+
+
+@pytest.mark.integration
 def test_a_failed_job_that_slurm_has_forgotten_is_still_a_failed_one(slurm, on_slurm):
     """Or Run All would submit it again, days later."""
     on_slurm["mistake"].wait()
@@ -301,7 +315,7 @@ def test_causes_that_can_not_be_had_here(cause, tmp_path):
     status, log, expected = CAUSES[cause]
     (tmp_path / "log").write_text(f"step 1/9\n{log}\n")
     job = Job("04_ddp", {}, 7, "key", True, 1, 0.0, str(tmp_path / "run"), str(tmp_path / "log"))
-    error = job._why(status)
+    error = why(job, status)
     assert re.search(expected, str(error)) and str(error).startswith("job 7 (04_ddp) ")
     assert len(str(error).splitlines()) == 1
 

@@ -20,7 +20,8 @@ from jupyter_client.manager import start_new_kernel
 
 from course_lib import ranks
 from course_lib.config import UserError
-from course_lib.launch import GUARD, first_failure
+from course_lib.failures import first_failure
+from course_lib.launch import GUARD
 from course_lib.processes import kill_tree
 from course_lib.ranks import RanksError
 
@@ -369,8 +370,8 @@ def test_torchrun_trains_and_tags_its_output(config, capsys):
     assert (config.run / "checkpoint.pt").exists()
 
 
-def test_a_users_mistake_is_that_one_line(config, capsys):
-    with nothing_left(), pytest.raises(RanksError, match=r"^--batch 40 on 2 "):
+def test_a_users_mistake_is_told_with_its_rank(config, capsys):
+    with nothing_left(), pytest.raises(RanksError, match=r"^rank [01] ended with exit code 2: error: --batch 40 on 2 "):
         ranks.torchrun(2, config.replace(strategy="ddp", batch=40))
     lines = sorted(capsys.readouterr().out.splitlines())
     assert [line[: line.index("--batch")] for line in lines] == ["[rank 0] error: ", "[rank 1] error: "]
@@ -430,7 +431,7 @@ def test_who_lost_the_others_is_not_to_blame():
     assert str(first_failure(killed, 1)) == "rank 1 was killed by signal 9"
     stopped = [line.replace("exitcode  : 1 (pid: 12)", "exitcode  : -15 (pid: 12)") for line in lines[1:2] + lines[3:]]
     assert str(first_failure(stopped, 1)).startswith("rank 0 ended with exit code 1: RuntimeError: ")
-    assert str(first_failure(["no such file"], 7)) == "it ended with exit code 7"
+    assert str(first_failure(["no such file"], 7)) == "torchrun ended with exit code 7"
 
 
 # ---- the guard -------------------------------------------------------------------------------------------------------------

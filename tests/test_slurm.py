@@ -136,7 +136,7 @@ def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, ba
     array, plot = re.match(r"array (\d+) trains on 1,2,4 ranks; then (\d+) writes", printed).groups()
     folder = ROOT / "runs" / f"sweep-{array}"
     try:
-        wait_until(lambda: not ask(cluster, "squeue", "--noheader"))
+        wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=240)
         assert (folder / "scaling.png").stat().st_size > 10_000
         rows = scaling.measure(sorted(path for path in folder.iterdir() if path.is_dir()))
         assert [row["ranks"] for row in rows] == [1, 2, 4]
