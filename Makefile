@@ -25,7 +25,7 @@ setup: $(INSTALLED) data  ## venv, pinned packages, notebooks, data
 notebooks: $(INSTALLED)  ## for authors: build notebooks/ from lessons/, whatever is in the way
 	@$(RUN) -m lessons.build --force
 
-data: data/.years data/.ncep  ## simulate the yearly files and unpack the real ones
+data: data/.years data/.ncep data/.cells  ## simulate the yearly files, unpack the real ones and the nuclei
 
 run: setup  ## run all lessons through papermill; executed copies under runs/lessons/
 	@$(RUN) -m lessons.run
@@ -33,6 +33,7 @@ run: setup  ## run all lessons through papermill; executed copies under runs/les
 bench: $(INSTALLED)  ## measure the performance claims side by side with their peers
 	@$(RUN) -m benchmarks.data
 	@$(RUN) -m benchmarks.ddp
+	@$(RUN) -m benchmarks.scaling
 
 cluster:  ## start a real Slurm with two nodes on this machine
 	@slurm/local/up.sh
@@ -64,6 +65,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 data/.years: | $(INSTALLED)
 	@$(RUN) -m course_lib.data.make && touch $@
+
+data/.cells: | $(INSTALLED)
+	@{ $(RUN) -m course_lib.data.make --real cells || $(RUN) -m course_lib.data.make --kind cells; } && touch $@
 
 data/.ncep: | $(INSTALLED)
 	@$(RUN) -m course_lib.data.make --real ncep && touch $@ || echo "going on without the real data"

@@ -31,12 +31,14 @@ def _option(default, help: str, choices: Sequence[str] = ()):
 class Config:
     """One run. Every field is a flag: `train_years` is `--train-years`."""
 
-    data: str = _option("data/years", "folder of <VARIABLE>_<YEAR>.nc files")
+    data: str = _option(
+        "data/years", "folder of <VARIABLE>_<YEAR>.nc files; for --task segment of images.npy and masks.npy"
+    )
     runs: str = _option("runs", "folder that holds all runs")
     name: str = _option("baseline", "this run's folder below --runs")
     resume: bool = _option(False, "go on from the run's checkpoint")
 
-    task: str = _option("forecast", "what to learn from the files", ["forecast", "superres"])
+    task: str = _option("forecast", "what to learn from the files", ["forecast", "superres", "segment"])
     variables: str = _option("", "comma-separated variables; empty: all that are found")
     train_years: str = _option("", "such as 1980-1986 or 1980,1982; empty: all but the last year")
     valid_years: str = _option("", "years held out; empty: the last year")

@@ -20,7 +20,7 @@ COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 
 def new_axes(width: float = 8.0, height: float = 3.0, columns: int = 1, **options) -> tuple:
     figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
-    for axis in np.atleast_1d(axes):
+    for axis in np.ravel(axes):
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

@@ -125,7 +125,11 @@ class Job:
             raise JobError(f"{self} is done, but its run has not come to an end: look at print(job.log())")
         used = {"ranks": status.ranks, "nodes": status.nodes, "elapsed": status.elapsed}
         used |= {name: last["end"][name] for name in ("step", "seconds", "max_rss_mb")}
-        return {name: last["eval"][name] for name in ("loss", "rmse")} | used | {"run": self.run}
+        return (
+            {name: value for name, value in last["eval"].items() if name in ("loss", "rmse", "iou")}
+            | used
+            | {"run": self.run}
+        )
 
     def _events(self) -> list[dict]:
         """The run's log, without what an earlier job has left in a folder of the same name."""

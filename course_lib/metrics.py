@@ -4,7 +4,7 @@ runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, re
 
     {"event": "start", "time": …, "config": {…}, "world_size": …, "step": …, "steps": …, "device": …, …}
     {"event": "step",  "time": …, "step": …, "epoch": …, "loss": …, "lr": …, "samples_per_s": …, "wait_share": …}
-    {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …}, "count": …}
+    {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …} or "iou": …, "count": …}
     {"event": "stop",  "time": …, "step": …}
     {"event": "end",   "time": …, "step": …, "seconds": …, "max_rss_mb": …}
 

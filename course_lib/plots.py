@@ -7,6 +7,10 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from course_lib.figure import BLUE, COLOURS, GREY, RED, new_axes, plain_ticks
+from course_lib.scaling_plots import against as against
+from course_lib.scaling_plots import messages as messages
+from course_lib.scaling_plots import outlook as outlook
+from course_lib.scaling_plots import speed_up as speed_up
 from course_lib.timeline_plots import collective as collective
 from course_lib.timeline_plots import timeline as timeline
 from course_lib.timeline_plots import timelines as timelines
@@ -127,20 +131,4 @@ def attempts(runs: Mapping[str, Sequence[dict]]) -> None:
                 axis.plot(seconds[-1], part[-1]["step"], "X", color=RED, markersize=10)
     axis.set(xlabel="seconds since the run's first start", ylabel="step", ylim=(0, None))
     axis.legend(frameon=False, fontsize=9)
-    plt.show()
-
-
-def speed_up(rows: Sequence[Mapping]) -> None:
-    """Speed-up and efficiency against ranks, each with what would be ideal."""
-    figure, (left, right) = new_axes(columns=2)
-    ranks = [row["ranks"] for row in rows]
-    left.plot(ranks, ranks, "--", color=GREY, label="ideal")
-    left.plot(ranks, [row["speed_up"] for row in rows], "o-", color=BLUE, label="measured")
-    left.set(xlabel="ranks", ylabel="speed-up")
-    right.axhline(100, color=GREY, linestyle="--")
-    right.plot(ranks, [100 * row["efficiency"] for row in rows], "o-", color=BLUE)
-    right.set(xlabel="ranks", ylabel="efficiency (%)", ylim=(0, None))
-    for axis in (left, right):
-        axis.set_xticks(ranks)
-    left.legend(frameon=False, fontsize=9)
     plt.show()

@@ -1,66 +1,186 @@
-"""How much faster more ranks are: from the logs of runs that differ in nothing else.
+"""How fast n ranks are: the arithmetic of speed-up, and a model that predicts a step from what a probe has measured.
 
-python -m course_lib.scaling runs/sweep-1234     # a table, and scaling.png beside the runs
+    T(n) = compute + the part of communication that nothing hides
+
+A message costs alpha seconds, and beta seconds for each byte. An all-reduce of S bytes is 2(n−1) messages of S/n bytes one
+after the other round a ring, or 2·log2(n) messages up and down a tree. Amdahl's and Gustafson's laws are the special case in
+which communication costs nothing.
 """
 
-import argparse
+import dataclasses
+import math
 import statistics
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
+import numpy as np
 
-from course_lib import plots
-from course_lib.cockpit import Table
-from course_lib.config import Parser, UserError, run_main
-from course_lib.metrics import read_log
+from course_lib.config import UserError
 
-
-def samples_per_s(events: list[dict]) -> float:
-    """A run's speed on all ranks together: the median over its log, without the first line, which warms up."""
-    speeds = [event["samples_per_s"] for event in events if event["event"] == "step"]
-    return statistics.median(speeds[1:] or speeds)
+# ---- arithmetic ------------------------------------------------------------------------------------------------------------
 
 
-def measure(runs: list[Path]) -> list[dict]:
-    """Speed, speed-up and efficiency of finished runs, by rising number of ranks, relative to the fewest."""
-    rows = []
-    for run in runs:
-        events = read_log(run)
-        last = {event["event"]: event for event in events}
-        if "end" not in last:
-            raise UserError(f"{run} has not come to its end; look at its log, or leave it out")
-        speed = samples_per_s(events)
-        rows.append({"ranks": last["start"]["world_size"], "samples_per_s": speed, "loss": last["eval"]["loss"]})
-    rows.sort(key=lambda row: row["ranks"])
-    for row in rows:
-        row["speed_up"] = row["samples_per_s"] / rows[0]["samples_per_s"] * rows[0]["ranks"]
-        row["efficiency"] = row["speed_up"] / row["ranks"]
-    return rows
+def speed_up(alone: float, together: float) -> float:
+    """How many times as fast: seconds on one rank over seconds on several."""
+    return alone / together
 
 
-def show(rows: list[dict]) -> Table:
-    titles = ("ranks", "samples/s", "speed-up", "efficiency", "validation loss")
-    cells = [
-        (r["ranks"], f"{r['samples_per_s']:.1f}", f"{r['speed_up']:.2f}", f"{r['efficiency']:.0%}", f"{r['loss']:.4f}")
-        for r in rows
-    ]
-    return Table(titles, cells)
+def efficiency(speed_up: float, ranks: int) -> float:
+    """Which part of the ranks is not wasted."""
+    return speed_up / ranks
 
 
-def main() -> int:
-    parser = Parser(prog="python -m course_lib.scaling", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("folder", type=Path, help="holds the runs, a folder each")
-    folder = parser.parse_args().folder
-    runs = sorted(path.parent for path in folder.glob("*/metrics.jsonl"))
-    if not runs:
-        raise UserError(f"{folder} holds no runs; slurm/sweep.sh 1,2,4 makes some")
-    rows = measure(runs)
-    print(show(rows))
-    plots.speed_up(rows)
-    plt.savefig(folder / "scaling.png", dpi=120)
-    print(f"done: {folder / 'scaling.png'}")
-    return 0
+def amdahl(serial: float, ranks: float) -> float:
+    """Speed-up of a fixed amount of work, of which this share can't be divided."""
+    return 1 / (serial + (1 - serial) / ranks)
 
 
-if __name__ == "__main__":
-    run_main(main)
+def gustafson(serial: float, ranks: float) -> float:
+    """Speed-up when the work grows with the ranks; this share of each rank's time is the part that can't be divided."""
+    return serial + (1 - serial) * ranks
+
+
+def cost(seconds: float, *, nodes: float, watts: float) -> dict[str, float]:
+    """What a run takes from a project's account, and from the grid if each of its nodes draws so many watts."""
+    hours = nodes * seconds / 3600
+    return {"node_hours": hours, "kilowatt_hours": hours * watts / 1000}
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """alpha: seconds a message; beta: seconds a byte."""
+
+    alpha: float
+    beta: float
+
+    def ring(self, ranks: int, size: float) -> float:
+        """Seconds of an all-reduce: 2(n−1) rounds, in each of which everybody passes on a piece of size/n."""
+        return 2 * (ranks - 1) * (self.alpha + size / ranks * self.beta)
+
+    def tree(self, ranks: int, size: float) -> float:
+        """Seconds of an all-reduce up a tree and down again, cut into so many small pieces that all levels work at once."""
+        return 2 * math.ceil(math.log2(ranks)) * self.alpha + 2 * size * self.beta * (ranks > 1)
+
+
+def fit_network(messages: Sequence[dict], cores: int) -> Network:
+    """alpha and beta of the ring, by least squares of relative errors: a small message counts as much as a large one.
+
+    Where ranks share cores, a message waits for its turn: its cost is `crowd` times as high.
+    """
+    if len({(m["ranks"], m["bytes"]) for m in messages}) < 2:
+        raise UserError("alpha and beta need all-reduces of at least two sizes: probe more")
+    seconds = np.array([statistics.median(m["seconds"]) for m in messages])
+    rounds = np.array([2 * (m["ranks"] - 1) * crowd(m["ranks"], cores) for m in messages])
+    pieces = rounds * [m["bytes"] / m["ranks"] for m in messages]
+    columns = np.stack([rounds, pieces], axis=1) / seconds[:, None]
+    scale = columns.max(axis=0)  # bytes and rounds differ by many orders of magnitude
+    alpha, beta = np.linalg.lstsq(columns / scale, np.ones(len(seconds)), rcond=None)[0] / scale
+    if min(alpha, beta) < 0:  # noise; neither can be: take the better of the two alone
+        alone = [columns[:, i] @ np.ones(len(seconds)) / (columns[:, i] @ columns[:, i]) for i in (0, 1)]
+        alpha, beta = (alone[0], 0.0) if beta < 0 else (0.0, alone[1])
+    return Network(float(alpha), float(beta))
+
+
+def crowd(ranks: int, cores: int) -> float:
+    """How many ranks share a core; with cores = 0 each has a device of its own."""
+    return max(1.0, ranks / cores) if cores else 1.0
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """Predicts the seconds of a training step on any number of ranks."""
+
+    fixed: float  # seconds a step, whatever the batch: Python, the optimizer
+    per_sample: float  # seconds of forward and backward for each sample of a rank's batch
+    network: Network
+    buckets: tuple[int, ...]  # bytes of gradients, in the order in which backward fills them
+    cores: int = 0  # that the ranks share; 0: each rank has a device of its own
+    slowdown: float = 1.0  # of a step while all cores are busy: they share memory
+    algorithm: str = "ring"
+
+    def compute(self, ranks: int, batch: float) -> float:
+        """Seconds of a step without communication."""
+        busy = (min(ranks, self.cores) - 1) / (self.cores - 1) if self.cores > 1 else 0.0
+        slower = 1 + (self.slowdown - 1) * busy
+        return (self.fixed + self.per_sample * batch) * slower * crowd(ranks, self.cores)
+
+    def exposed(self, ranks: int, batch: float) -> float:
+        """Seconds of communication that backward does not hide.
+
+        Buckets leave one after the other, each when it is full; the last one has nothing to hide behind. Where no core is
+        left over, moving bytes takes the time of computing, and nothing is hidden at all.
+        """
+        if ranks == 1:
+            return 0.0
+        times = [getattr(self.network, self.algorithm)(ranks, size) * crowd(ranks, self.cores) for size in self.buckets]
+        if self.cores and ranks >= self.cores:
+            return sum(times)
+        backward = self.compute(ranks, batch) * 2 / 3  # it computes two gradients where forward computes one output
+        full = np.cumsum(self.buckets) / sum(self.buckets) * backward
+        done = 0.0
+        for ready, seconds in zip(full, times):
+            done = max(done, ready) + seconds
+        return done - backward
+
+    def step(self, ranks: int, batch: float) -> float:
+        """Seconds of a step in which each rank has a batch of this size."""
+        return self.compute(ranks, batch) + self.exposed(ranks, batch)
+
+    def strong(self, ranks: int, global_batch: float) -> float:
+        """Speed-up of a step whose global batch stays the same."""
+        return self.step(1, global_batch) / self.step(ranks, global_batch / ranks)
+
+    def weak(self, ranks: int, batch: float) -> float:
+        """Speed-up in samples a second when each rank keeps its batch."""
+        return ranks * self.step(1, batch) / self.step(ranks, batch)
+
+    def replace(self, **changes) -> "Model":
+        return dataclasses.replace(self, **changes)
+
+
+def fit_model(found: dict, buckets: Sequence[int] | None = None) -> Model:
+    """A model of the machine that was probed; unless it is told otherwise, all gradients are in one bucket.
+
+    Compute comes from the steps on one rank, the slowdown from those on as many ranks as there are cores. No step with
+    communication is looked at, and none on more ranks than cores: those are there to be predicted.
+    """
+    cores = found["cores"]
+    alone = {s["batch"]: statistics.median(s["seconds"]) for s in found["steps"] if s["ranks"] == 1}
+    if len(alone) < 2:
+        raise UserError("the time of a sample needs steps of at least two batch sizes: probe more")
+    full = {s["batch"]: statistics.median(s["seconds"]) for s in found["steps"] if s["ranks"] == cores}
+    per_sample, fixed = np.polyfit(list(alone), list(alone.values()), 1, w=[1 / t for t in alone.values()])
+    if min(per_sample, fixed) < 0:  # noise: then all of it grows with the batch, or none
+        per_sample, fixed = (statistics.fmean(t / b for b, t in alone.items()), 0.0) if fixed < 0 else (0.0, min(alone))
+    slowdown = max(1.0, statistics.median(full[b] / alone[b] for b in alone)) if cores > 1 and full else 1.0
+    network = fit_network(found["messages"], cores)
+    buckets = tuple(buckets or [4 * found["parameters"]])
+    return Model(float(fixed), float(per_sample), network, buckets, cores, slowdown)
+
+
+def resample(found: dict, draws: int = 100, seed: int = 0) -> list[dict]:
+    """The probe as it might have come out on other days: measurements drawn again from those that there are."""
+    random = np.random.default_rng(seed)
+
+    def drawn(rows: list[dict]) -> list[dict]:
+        return [{**row, "seconds": list(random.choice(row["seconds"], len(row["seconds"])))} for row in rows]
+
+    return [{**found, "messages": drawn(found["messages"]), "steps": drawn(found["steps"])} for _ in range(draws)]
+
+
+def band(models: Sequence[Model], predict, ranks: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Between which values nine of ten models say that predict(model, n) lies, for each n."""
+    values = np.array([[predict(model, n) for n in ranks] for model in models])
+    low, high = np.quantile(values, (0.05, 0.95), axis=0)
+    return low.tolist(), high.tolist()
+
+
+def where_to_stop(speed_ups: dict[int, float], least: float = 0.5) -> int:
+    """The most ranks at which at least this part of them is not wasted."""
+    return max(ranks for ranks, value in speed_ups.items() if efficiency(value, ranks) >= least)

@@ -22,19 +22,25 @@ from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
 from course_lib.prefetch import Prefetcher, apply_to_tensors
 from course_lib.progress import Progress
+from course_lib.scores import SquaredError
 from course_lib.timeline import Timeline, unrecorded
 from course_lib.unet import UNet
 from course_lib.world import World, start
 
 
 def train_step(
-    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], optimizer, sync: Callable = nothing, span=unrecorded
+    model: nn.Module,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    optimizer,
+    sync: Callable = nothing,
+    span=unrecorded,
+    measure: Callable = F.mse_loss,
 ) -> torch.Tensor:
     """One step: forward, backward, gradients in agreement, update. Returns the loss without waiting for the device."""
     x, y = batch  # (batch, channel, y, x)
     optimizer.zero_grad()
     with span("forward"):
-        loss = F.mse_loss(model(x), y)
+        loss = measure(model(x), y)
     with span("backward"):
         loss.backward()
     with span("sync"):
@@ -45,18 +51,10 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: Callable, batches, world: World = World(), *, weight: torch.Tensor | None = None) -> dict:
-    """Mean squared error and each channel's RMSE over all samples of all ranks: sums and counts, never means of means."""
-    total, weights, count = 0.0, 0.0, 0
-    for x, y in batches:
-        share = torch.ones(1, device=y.device) if weight is None else weight.to(y.device)
-        error = ((model(x) - y).double().square() * share).sum(dim=(0, 2, 3))  # one a channel
-        total = total + error
-        weights += float(share.expand(y.shape[-2:]).sum()) * len(y)
-        count += len(y)
-    *errors, weights, count = sum_over_ranks(torch.cat([total, total.new_tensor([weights, count])]), world).tolist()
-    mean = [error / weights for error in errors]
-    return {"loss": sum(mean) / len(mean), "rmse": [math.sqrt(m) for m in mean], "count": int(count)}
+def evaluate(model: Callable, batches, world: World = World(), *, score=SquaredError()) -> dict:
+    """A task's loss and score over all samples of all ranks: sums and counts, never means of means."""
+    total = sum(score.sums(model(x), y) for x, y in batches)
+    return score.result(sum_over_ranks(total, world).tolist())
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
@@ -76,7 +74,7 @@ def make_model(config: Config, task: Task) -> UNet:
         depth=config.depth,
         norm=config.norm,
         padding=config.padding,
-        residual=True,
+        residual=task.residual,
         checkpointing=config.checkpointing,
     )
 
@@ -143,9 +141,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
                     return Fitted(model, {}, config.run)
             loader = make_loader(config, task.valid, held_out, world)
             broadcast(model.buffers(), world)  # BatchNorm's averages differ from rank to rank
-            metrics = evaluate(wrapped.eval(), loader, world)
+            metrics = evaluate(wrapped.eval(), loader, world, score=task.score)
             require_finite(metrics["loss"], state.step)  # before the last good checkpoint is replaced
-            metrics["rmse"] = dict(zip(task.train.variables, metrics["rmse"]))
             log.write("eval", step=state.step, epoch=state.epoch, **metrics)
             progress.note(f"step {state.step}  validation loss {metrics['loss']:.4f}")
             if world.is_main:
@@ -198,7 +195,7 @@ def train_epoch(
             rate = learning_rate(state.step, peak=peak, warmup=config.warmup, steps=steps)
             for group in state.optimizer.param_groups:
                 group["lr"] = rate
-            loss = train_step(model, batch, state.optimizer, sync, span)
+            loss = train_step(model, batch, state.optimizer, sync, span, task.score.loss)
             state.step, state.seen = state.step + 1, state.seen + batches.global_batch
             if timeline and state.step >= config.timeline:
                 timeline.recording = False

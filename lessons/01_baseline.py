@@ -325,6 +325,8 @@ print("real NCEP temperatures" if real else "no real data here: the same on simu
 # cosine of the latitude; the evaluation is the same function as before.
 
 # %%
+from course_lib.scores import SquaredError
+
 rows = task_real.train.shape[0]
 latitude = torch.linspace(90, -90, rows) if real else torch.zeros(rows)
 area = torch.cos(torch.deg2rad(latitude)).clamp(min=0)[:, None]
@@ -333,7 +335,7 @@ kelvin_per_unit = task_real.train.normalisation[1][0]
 
 
 def kelvin_error(model) -> float:
-    return evaluate(model, real_loader, weight=area)["rmse"][0] * kelvin_per_unit
+    return evaluate(model, real_loader, score=SquaredError(weight=area))["rmse"][0] * kelvin_per_unit
 
 
 # %% [markdown]

@@ -11,8 +11,9 @@ ROOT = Path(__file__).parent.parent
 PARTS = {
     "data": {"reading", "memory", "index", "overlap"},
     "ddp": {"overlapped", "ranks", "trainer", "unet"},
+    "scaling": {"prediction"},
 }
-GOALS = {"data": 12, "ddp": 3}  # at least; the peers of ddp's trainer and unet need not be installed
+GOALS = {"data": 12, "ddp": 3, "scaling": 1}  # at least; the peers of ddp's trainer and unet need not be installed
 
 
 @pytest.mark.parametrize("name", PARTS)

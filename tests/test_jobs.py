@@ -14,17 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from conftest import run_module
 from helpers import BIN, ROOT, ask, assert_same, result, use_no_slurm, use_slurm, wait_until
 from jupyter_client.manager import start_new_kernel
 
-from course_lib import cockpit, jobs, scaling, scheduler
+from course_lib import cockpit, jobs, scheduler
 from course_lib.config import FIELDS, Config, UserError
 from course_lib.failures import why
 from course_lib.jobs import Job, JobError, submit
-from course_lib.metrics import Log, read_log
+from course_lib.metrics import read_log
 from course_lib.scheduler import Status
-from course_lib.world import World
 
 ENDLESS = {"epochs": 10**6}  # until somebody ends it
 RANKS = {"01_baseline": 1, "02_data": 1, "03_data_parallel": 1, "04_ddp": 4, "05_launch": 2, "09_mpi": 2}
@@ -699,44 +697,6 @@ def test_a_table_is_aligned_text_and_escaped_html():
     cells = "<tr><td>&lt;b&gt;&amp;</td><td>1</td></tr><tr><td>x</td><td>long &lt;i&gt;</td></tr>"
     assert table._repr_html_() == f"<table><tr><th>job</th><th>asked</th></tr>{cells}</table>"
     assert repr(cockpit.Table(("a", "b"), [])) == "a  b"
-
-
-# ---- how much faster more ranks are ----------------------------------------------------------------------------------------
-
-
-def write_run(run: Path, ranks: int, speeds: list[float], *, ended: bool = True) -> Path:
-    with Log(run / "metrics.jsonl", World()) as log:
-        log.write("start", step=0, world_size=ranks)
-        for step, speed in enumerate(speeds, 1):
-            log.write("step", step=step, samples_per_s=speed)
-        log.write("eval", step=len(speeds), loss=0.5)
-        if ended:
-            log.write("end", step=len(speeds), seconds=1.0)
-    return run
-
-
-def test_speed_up_and_efficiency_by_hand(tmp_path):
-    """The median without the first line: 10, 18 and 30 samples a second."""
-    speeds = {4: [1, 30, 30], 1: [1, 10, 99, 10, 9], 2: [18]}  # in any order; of a single line that one counts
-    rows = scaling.measure([write_run(tmp_path / str(ranks), ranks, speed) for ranks, speed in speeds.items()])
-    found = [(row["ranks"], row["samples_per_s"], row["speed_up"], row["efficiency"], row["loss"]) for row in rows]
-    assert found == [(1, 10, 1, 1, 0.5), (2, 18, 1.8, 0.9, 0.5), (4, 30, 3, 0.75, 0.5)]
-    assert repr(scaling.show(rows)).splitlines()[2].split() == ["2", "18.0", "1.80", "90%", "0.5000"]
-    from_two = scaling.measure([tmp_path / "4", tmp_path / "2"])  # relative to the fewest, which count as perfect
-    assert [row["speed_up"] for row in from_two] == pytest.approx([2, 10 / 3])
-    assert [row["efficiency"] for row in from_two] == pytest.approx([1, 5 / 6])
-
-
-def test_a_run_that_has_not_ended_is_refused_by_name(tmp_path):
-    runs = [write_run(tmp_path / "whole", 1, [1.0]), write_run(tmp_path / "half", 2, [1.0], ended=False)]
-    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path / 'half'))} has not come to its end"):
-        scaling.measure(runs)
-
-
-def test_a_folder_without_runs_is_one_line_and_exit_code_2(tmp_path):
-    done = run_module("course_lib.scaling", tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path} holds no runs; slurm/sweep.sh 1,2,4 makes some\n"
 
 
 # ---- a minute later --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from conftest import read_plain, run_module
 
 from course_lib.config import UserError
-from course_lib.data import make, ncep, stats, weather
+from course_lib.data import make, ncep, packages, stats, weather
 from course_lib.data.years import YearsDataset
 
 COMMAND = ["--hours", "30", "--size", "16"]  # as the fixture `years` was made
@@ -243,7 +243,7 @@ def test_a_package_of_another_hash_is_refused(tmp_path, monkeypatch):
 
     folder = tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr(ncep.subprocess, "run", download)
+    monkeypatch.setattr(packages.subprocess, "run", download)
     found = hashlib.sha256((tmp_path / "fake.tar.gz").read_bytes()).hexdigest()
     with pytest.raises(UserError, match=f"{ncep.PACKAGE} has the hash {found}, not {ncep.SHA256}"):
         ncep.fetch(folder)
@@ -254,7 +254,7 @@ def test_a_package_of_another_hash_is_refused(tmp_path, monkeypatch):
 
 def test_a_registry_out_of_reach_is_one_line(tmp_path, monkeypatch):
     failed = subprocess.CompletedProcess([], 1, "", "WARNING: trying again\nERROR: no network\n")
-    monkeypatch.setattr(ncep.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(
         UserError, match=r"^pip could not download pyunicorn==1.0.0 \(ERROR: no network\); the lessons run"
     ):

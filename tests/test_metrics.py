@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from course_lib.metrics import Log, read_log, sum_over_ranks
+from course_lib.scores import SquaredError
 from course_lib.trainer import evaluate
 from course_lib.world import World
 
@@ -98,7 +99,7 @@ def test_evaluate_is_the_mean_over_all_samples(size):
 @pytest.mark.parametrize("shape", [(4, 1), (4, 6)], ids=["by latitude", "by point"])
 def test_evaluate_with_weights_is_the_weighted_mean(size, shape):
     weight = torch.rand(shape, generator=torch.Generator().manual_seed(2))
-    check(evaluate(model, batches(size), weight=weight), weight.numpy())
+    check(evaluate(model, batches(size), score=SquaredError(weight=weight)), weight.numpy())
 
 
 def test_a_mean_of_means_would_be_another_number():

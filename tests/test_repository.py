@@ -40,7 +40,13 @@ def test_every_dependency_is_pinned():
 
 
 def test_every_import_of_the_library_is_declared():
-    names = {"yaml": "pyyaml", "IPython": "ipykernel", "papermill": "papermill", "nbformat": "nbclient"}
+    names = {
+        "yaml": "pyyaml",
+        "PIL": "pillow",
+        "IPython": "ipykernel",
+        "papermill": "papermill",
+        "nbformat": "nbclient",
+    }
     own = {"course_lib", "lessons", "tests", "benchmarks"}
     declared = {plain(name) for name in PROJECT["project"]["dependencies"]}
     for path in tracked("course_lib/*.py", "lessons/*.py"):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from helpers import BIN, LOCAL, ROOT, ask, assert_same, cluster_script, result, start_cluster, wait_until
 
-from course_lib import scaling
+from course_lib import results
 from course_lib.metrics import read_log
 
 RANKS_IN_A_JOB = """
@@ -129,17 +129,17 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
 
 @pytest.mark.integration
 def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, base):
-    """An array of three trainings of the same global batch, then the job that waits for all of them."""
+    """An array of trainings of the same global batch with two seeds, then the job that waits for all of them."""
     flags = base.replace(global_batch=8, max_steps=4).arguments()
     words = [word for word in flags if not word.startswith(("--runs", "--batch"))]
-    printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2,4", *words)
+    printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2,4", "--seeds=0,1", *words)
     array, plot = re.match(r"array (\d+) trains on 1,2,4 ranks; then (\d+) writes", printed).groups()
     folder = ROOT / "runs" / f"sweep-{array}"
     try:
         wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=240)
         assert (folder / "scaling.png").stat().st_size > 10_000
-        rows = scaling.measure(sorted(path for path in folder.iterdir() if path.is_dir()))
-        assert [row["ranks"] for row in rows] == [1, 2, 4]
+        rows = results.summarise(results.collect(folder))
+        assert [(row["ranks"], row["seeds"]) for row in rows] == [(1, 2), (2, 2), (4, 2)]
         assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-4) == pytest.approx(rows[2]["loss"], rel=1e-4)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 python -m course_lib.data.make                                              # the course's own: simulated, about 300 MB
 python -m course_lib.data.make --out DIR --years 1980-1989 --size 64 --hours 8760
 python -m course_lib.data.make --real ncep                                  # real monthly temperatures, 1948 to 2026
+python -m course_lib.data.make --real cells                                 # real images of nuclei; --kind cells: generated
 
 A file appears under its name only when it is whole. A killed run goes on where it stopped.
 """
@@ -22,7 +23,7 @@ import torch
 from tqdm.auto import tqdm
 
 from course_lib.config import Parser, UserError, parse_years, run_main
-from course_lib.data import stats, weather
+from course_lib.data import cells, stats, weather
 
 FORMATS = {
     "contiguous": {"contiguous": True},
@@ -157,26 +158,38 @@ def _alone(out: Path):
 def main() -> int:
     parser = Parser(prog="python -m course_lib.data.make", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder to fill (default: data/years, or data/<name> with --real)")
+    parser.add_argument(
+        "--kind", choices=["years", "cells"], default="years", help="what to make (default: %(default)s)"
+    )
     parser.add_argument("--years", default="1980-1987", help="such as 1980-1989 or 1980,1982 (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=64, help="grid points each way (default: %(default)s)")
+    parser.add_argument("--size", type=int, help="grid points each way (default: 64), or the height of frames (704)")
     parser.add_argument("--hours", type=int, default=360, help="hours of each year; 0: all (default: %(default)s)")
     parser.add_argument("--format", choices=FORMATS, default="contiguous", help="storage (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="years at once (default: %(default)s)")
-    parser.add_argument("--real", choices=["ncep"], help="unpack a real dataset from its pinned package instead")
+    parser.add_argument("--frames", type=int, default=20, help="of generated nuclei (default: %(default)s)")
+    parser.add_argument(
+        "--real", choices=["ncep", "cells"], help="unpack a real dataset from its pinned package instead"
+    )
     options = parser.parse_args()
-    if options.size < 16 or options.size % 2:
-        raise UserError(f"--size must be an even number of at least 16, not {options.size}")
+    what = options.real or options.kind
+    size = (704 if what == "cells" else 64) if options.size is None else options.size
+    if size < 16 or size % 2:
+        raise UserError(f"--size must be an even number of at least 16, not {size}")
     if options.hours < 0 or options.jobs < 1:
         raise UserError("--hours must not be negative and --jobs must be at least 1")
+    if what == "cells" and (options.frames < 5 or size < 2 * cells.TILE):
+        raise UserError(f"--frames must be at least 5 and --size {2 * cells.TILE}, or there is nothing to hold out")
     years = parse_years(options.years)
-    out = options.out or Path("data") / (options.real or "years")
+    out = options.out or Path("data") / what
     with _alone(out):
-        if options.real:
+        if what == "cells":
+            cells.make(out, real=bool(options.real), frames=options.frames, height=size)
+        elif what == "ncep":
             from course_lib.data import ncep
 
             ncep.make_all(out, format=options.format)
         else:
-            simulate_years(out, years, size=options.size, hours=options.hours, format=options.format, jobs=options.jobs)
+            simulate_years(out, years, size=size, hours=options.hours, format=options.format, jobs=options.jobs)
     return 0
 
 

