@@ -37,15 +37,12 @@ def measure_prediction(folder: Path, *, quick: bool) -> Iterator[Row]:
     cells.make(folder, real=False, frames=5, height=192)
     for name, case in (QUICK if quick else CASES).items():
         found = probe(folder, case, quick=quick)
-        model, errors = scaling.fit_model(found), []
-        for one in found["together"]:
-            if one["ranks"] > 1:
-                measured, said = statistics.median(one["seconds"]), model.step(one["ranks"], one["batch"])
-                errors.append(abs(said / measured - 1))
-                what = f"{name}: {one['ranks']} ranks, batch {one['batch']}, ms"
-                yield Row(what, 1e3 * said, "measured", 1e3 * measured)
+        rows = scaling.errors(scaling.fit_model(found), found)
+        for one in rows:
+            what = f"{name}: {one['ranks']} ranks, batch {one['batch']}, ms"
+            yield Row(what, 1e3 * one["predicted"], "measured", 1e3 * one["measured"])
         what = f"{name}: mean error, of a measured step"
-        yield Row(what, statistics.fmean(errors), "1 measured step", 1.0, ("<=", 0.15))
+        yield Row(what, statistics.fmean(abs(one["error"]) for one in rows), "1 measured step", 1.0, ("<=", 0.15))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Config:
     seed: int = _option(0, "of the weights and of the order of the samples")
 
     strategy: str = _option("single", "how the ranks share the work: a name in course_lib.parallel.STRATEGIES")
-    devices: int = _option(2, "threads of --strategy dp where there is no GPU")
+    devices: int = _option(2, "of --strategy dp and split, where there is no GPU: threads, or stages on the CPU")
     bucket_mb: float = _option(25.0, "megabytes of gradients that the ddp strategies send at once")
     launcher: str = _option("env", "who says which rank this is: RANK, WORLD_SIZE … or MPI", ["env", "mpi"])
     device: str = _option("auto", "auto takes a GPU where there is one", ["auto", "cpu", "cuda"])

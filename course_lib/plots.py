@@ -8,6 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course_lib.figure import BLUE, COLOURS, GREY, RED, new_axes, plain_ticks
 from course_lib.scaling_plots import against as against
+from course_lib.scaling_plots import draw_speed_up as draw_speed_up
 from course_lib.scaling_plots import messages as messages
 from course_lib.scaling_plots import outlook as outlook
 from course_lib.scaling_plots import speed_up as speed_up
@@ -68,11 +69,14 @@ def grouped_bars(groups: Mapping[str, Mapping[str, float]], *, ylabel: str, titl
     plt.show()
 
 
-def bars(values: Mapping[str, float], *, xlabel: str, logarithmic: bool = False) -> None:
-    """Horizontal bars in the order given, each with its value."""
+def bars(
+    values: Mapping[str, float], *, xlabel: str, logarithmic: bool = False, spread: Mapping[str, float] | None = None
+) -> None:
+    """Horizontal bars in the order given, each with its value, and how far it strays where that is known."""
     figure, axis = new_axes(height=0.4 * len(values) + 0.9)
     names, lengths = list(values)[::-1], list(values.values())[::-1]
-    drawn = axis.barh(names, lengths, color=BLUE)
+    errors = [spread[name] for name in names] if spread else None
+    drawn = axis.barh(names, lengths, xerr=errors, color=BLUE, error_kw={"capsize": 3, "ecolor": GREY})
     axis.bar_label(drawn, [f" {value:,.0f}" if value >= 100 else f" {value:.3g}" for value in lengths], fontsize=9)
     axis.set(xlabel=xlabel + " (logarithmic scale)" * logarithmic, xscale="log" if logarithmic else "linear")
     axis.margins(x=0.15)

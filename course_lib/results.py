@@ -69,8 +69,21 @@ def summarise(rows: Sequence[dict]) -> list[dict]:
     return found
 
 
+def to_target(rows: Sequence[dict], reached: Callable[[dict], bool]) -> dict[int, list[float | None]]:
+    """{ranks: the seconds that each run needed until an evaluation was good enough}; None: it never was."""
+    needed = defaultdict(list)
+    for row in rows:
+        needed[row["ranks"]].append(seconds_to(read_log(row["run"], repeats=True), reached))
+    return dict(needed)
+
+
 def show(rows: Sequence[dict]) -> Table:
-    """The rows as a table; ± is the spread over seeds."""
+    """The rows as a table; ± is the spread over seeds, where there are several."""
+
+    def shown(row: dict, name: str, digits: int) -> str:
+        spread = f" ± {row[f'{name}_spread']:.{digits}f}" if row["seeds"] > 1 else ""
+        return f"{row[name]:.{digits}f}{spread}"
+
     judged = "iou" if all("iou" in row for row in rows) else "loss"
     titles = ("strategy", "ranks", "seeds", "samples/s", "speed-up", "efficiency", "seconds")
     cells = [
@@ -78,11 +91,11 @@ def show(rows: Sequence[dict]) -> Table:
             row["strategy"],
             row["ranks"],
             row["seeds"],
-            f"{row['samples_per_s']:.1f} ± {row['samples_per_s_spread']:.1f}",
+            shown(row, "samples_per_s", 1),
             f"{row['speed_up']:.2f}",
             f"{row['efficiency']:.0%}",
             f"{row['seconds']:.1f}",
-            f"{row[judged]:.4f} ± {row[f'{judged}_spread']:.4f}",
+            shown(row, judged, 4),
         )
         for row in rows
     ]

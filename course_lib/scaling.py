@@ -164,6 +164,17 @@ def fit_model(found: dict, buckets: Sequence[int] | None = None) -> Model:
     return Model(float(fixed), float(per_sample), network, buckets, cores, slowdown)
 
 
+def errors(model: Model, found: dict) -> list[dict]:
+    """The probe's DDP steps, which the fit has not seen: measured and predicted seconds, and the relative error."""
+    rows = []
+    for one in found["together"]:
+        if one["ranks"] > 1:
+            measured, predicted = statistics.median(one["seconds"]), model.step(one["ranks"], one["batch"])
+            facts = {"ranks": one["ranks"], "batch": one["batch"], "measured": measured, "predicted": predicted}
+            rows.append(facts | {"error": predicted / measured - 1})
+    return rows
+
+
 def resample(found: dict, draws: int = 100, seed: int = 0) -> list[dict]:
     """The probe as it might have come out on other days: measurements drawn again from those that there are."""
     random = np.random.default_rng(seed)

@@ -1,9 +1,11 @@
 """Figures of scaling: speed-up and efficiency, messages and their model, predictions with bands, results against ranks."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from course_lib.figure import COLOURS, GREY, new_axes, plain_ticks
@@ -17,6 +19,12 @@ def _ranks_axis(axis: Axes, ranks: Sequence[int]) -> None:
 
 
 def speed_up(rows: Sequence[Mapping], predicted: Mapping[str, Mapping[int, float]] | None = None) -> None:
+    """Show the figure of draw_speed_up."""
+    draw_speed_up(rows, predicted)
+    plt.show()
+
+
+def draw_speed_up(rows: Sequence[Mapping], predicted: Mapping[str, Mapping[int, float]] | None = None) -> Figure:
     """Speed-up and efficiency against ranks, with what would be ideal; a line a strategy, bars show the spread over seeds.
 
     predicted: {what the model calls it: {ranks: speed-up}}, drawn with dashes.
@@ -41,23 +49,31 @@ def speed_up(rows: Sequence[Mapping], predicted: Mapping[str, Mapping[int, float
     for axis in (left, right):
         axis.set_xticks(every)
     left.legend(frameon=False, fontsize=9)
-    plt.show()
+    return figure
 
 
-def messages(measured: Mapping[int, tuple], modelled: Mapping[int, tuple]) -> None:
-    """The time of an all-reduce against its size, for several numbers of ranks: points measured, lines from alpha and beta."""
+def messages(measured: Sequence[Mapping], predict: Callable[[int, int], float], mark: int) -> None:
+    """The time of all-reduces against their size, for several numbers of ranks: median and range, and the model's lines.
+
+    measured: rows of a probe; predict(ranks, bytes): seconds; mark: the bytes of the message that matters here.
+    """
     figure, axis = new_axes()
-    for (ranks, (sizes, seconds)), colour in zip(measured.items(), COLOURS):
-        axis.plot(sizes, [1e3 * s for s in seconds], "o", color=colour, label=f"{ranks} ranks")
-        axis.plot(modelled[ranks][0], [1e3 * s for s in modelled[ranks][1]], "--", color=colour)
+    for ranks, colour in zip(sorted({row["ranks"] for row in measured}), COLOURS):
+        rows = [row for row in measured if row["ranks"] == ranks]
+        sizes, middle = [row["bytes"] for row in rows], [1e3 * statistics.median(row["seconds"]) for row in rows]
+        low = [m - 1e3 * min(row["seconds"]) for m, row in zip(middle, rows)]
+        high = [1e3 * max(row["seconds"]) - m for m, row in zip(middle, rows)]
+        axis.errorbar(sizes, middle, (low, high), fmt="o", capsize=3, color=colour, label=f"{ranks} ranks")
+        axis.plot(sizes, [1e3 * predict(ranks, size) for size in sizes], "--", color=colour)
+    axis.axvline(mark, color=GREY, linewidth=1, label="our gradients")
     axis.set(xlabel="bytes", ylabel="all-reduce (ms)", xscale="log", yscale="log")
     axis.set_xscale("log", base=2)
-    ticks = [2**power for power in range(10, 26, 2) if 2**power <= max(max(sizes) for sizes, _ in measured.values())]
+    ticks = sorted({row["bytes"] for row in measured})
     axis.set_xticks(ticks, [f"{t // 2**20} MiB" if t >= 2**20 else f"{t // 2**10} KiB" for t in ticks], fontsize=9)
     axis.xaxis.set_minor_locator(NullLocator())
     plain_ticks(axis.yaxis)
     axis.plot([], [], "--", color=GREY, label="α–β model")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
 
 

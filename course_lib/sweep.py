@@ -10,17 +10,19 @@ what was cut off.
 """
 
 import argparse
+import base64
+import io
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from IPython.display import display
+from IPython.display import HTML, display
 
 from course_lib import plots, processes
-from course_lib.cockpit import Table
 from course_lib.config import Config, Parser, UserError, run_main
 from course_lib.failures import RanksError
 from course_lib.launch import torchrun
@@ -88,20 +90,26 @@ def _essence(settings: dict) -> dict:
 
 
 class _Board:
-    """The table so far: a display that changes in Lab, a line a run elsewhere."""
+    """The table and the figure so far: a display that changes in Lab, a line a run elsewhere."""
 
     def __init__(self, points: Points):
         self.points = points
-        self.handle = display(self.table(), display_id=True) if has_bar() else None
+        self.handle = display(self.view(), display_id=True) if has_bar() else None
 
-    def table(self) -> Table:
-        done = [one.run for _, one in self.points if is_done(one)]
-        rows = show(summarise([row_of(run) for run in done])) if done else Table((), ())
-        return Table((*rows.titles, f"{len(done)} of {len(self.points)} runs"), [(*row, "") for row in rows.rows])
+    def view(self) -> HTML:
+        rows = summarise([row_of(one.run) for _, one in self.points if is_done(one)])
+        text = f"<p>{sum(row['seeds'] for row in rows)} of {len(self.points)} runs are done</p>"
+        if rows:
+            picture, figure = io.BytesIO(), plots.draw_speed_up(rows)
+            figure.savefig(picture, dpi=80)
+            plt.close(figure)
+            code = base64.b64encode(picture.getvalue()).decode()
+            text += f'{show(rows)._repr_html_()}<img src="data:image/png;base64,{code}">'
+        return HTML(text)
 
     def update(self) -> None:
         if self.handle:
-            self.handle.update(self.table())
+            self.handle.update(self.view())
 
     def say(self, text: str) -> None:
         if not self.handle:
@@ -119,15 +127,16 @@ def _by_srun(n: int, config: Config) -> None:
     """Inside a Slurm job: as many tasks as the run has ranks."""
     command = ["srun", "--label", "--kill-on-bad-exit=1", f"--ntasks={n}", "slurm/rank_env.sh"]
     done = subprocess.run([*command, "python", "-m", "course_lib.train", *config.arguments()], check=False)
-    if done.returncode:
-        raise UserError(f"{config.run} ended with exit code {done.returncode}; its own words are above")
+    if done.returncode:  # its own words are in the job's log already
+        sys.exit(done.returncode)
 
 
 def submit(config: Config, ranks: Sequence[int], seeds: Sequence[int]) -> int:
     """slurm/sweep.sh: an array of jobs, one for each number of ranks. Returns its number."""
     whole = config.replace(runs=str(Path(config.runs).resolve()), data=str(Path(config.data).resolve()))
     lists = [",".join(map(str, several)) for several in (ranks, seeds)]
-    words = ["slurm/sweep.sh", lists[0], f"--seeds={lists[1]}", *whole.arguments()]
+    names = [f"--name={config.name}", f"--strategy={config.strategy}"]  # also where they are the defaults
+    words = ["slurm/sweep.sh", lists[0], f"--seeds={lists[1]}", *whole.arguments(), *names]
     code, printed = processes.run(["bash", "-c", SITE, str(ROOT), *words], timeout=60)
     number = re.search(r"array (\d+) trains", printed)
     if code or not number:

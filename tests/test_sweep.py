@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,26 @@ def test_every_point_has_its_own_log(swept):
     assert [run.name for run in runs] == [f"ddp-{n}-ranks-seed-{seed}" for n in (1, 2) for seed in (0, 1)]
     starts = [read_log(run)[0] for run in runs]
     assert [(start["world_size"], start["config"]["seed"]) for start in starts] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_table_and_figure_fill_themselves_in_lab(swept, base, monkeypatch):
+    """A display that is changed after every run, with what is done so far."""
+    config, rows = swept
+    shown = []
+
+    class Handle:
+        def update(self, view) -> None:
+            shown.append(view.data)
+
+    monkeypatch.setattr(sweep, "has_bar", lambda: True)
+    monkeypatch.setattr(sweep, "display", lambda view, display_id: shown.append(view.data) or Handle())
+    monkeypatch.setattr(sweep, "_here", lambda n, one: shutil.copytree(config.run / one.name, one.run))
+    again = config.replace(name="filled")
+    assert [row["ranks"] for row in sweep.run(again, [1, 2], [0, 1])] == [1, 2]
+    assert [f"{n} of 4 runs are done" in view for n, view in enumerate(shown)] == [True] * 5
+    assert "<img" not in shown[0] and all("image/png;base64" in view for view in shown[1:])
+    assert [view.count("<tr>") for view in shown] == [0, 2, 2, 3, 3]
+    shutil.rmtree(again.run)
 
 
 def test_what_is_done_is_not_done_again(swept, monkeypatch):
@@ -176,7 +197,7 @@ def test_speed_up_and_efficiency_by_hand(tmp_path):
     found = [(row["ranks"], row["samples_per_s"], row["speed_up"], row["efficiency"], row["iou"]) for row in rows]
     assert found == [(1, 10, 1, 1, 0.5), (2, 18, 1.8, 0.9, 0.5), (4, 30, 3, 0.75, 0.5)]
     line = repr(results.show(rows)).splitlines()[2]
-    assert re.split(r"\s{2,}", line) == ["ddp", "2", "1", "18.0 ± 0.0", "1.80", "90%", "50.0", "0.5000 ± 0.0000"]
+    assert re.split(r"\s{2,}", line) == ["ddp", "2", "1", "18.0", "1.80", "90%", "50.0", "0.5000"]
     from_two = results.summarise([results.row_of(tmp_path / n) for n in ("4", "2")])  # the fewest count as perfect
     assert [row["speed_up"] for row in from_two] == pytest.approx([2, 10 / 3])
     assert [row["efficiency"] for row in from_two] == pytest.approx([1, 5 / 6])
@@ -192,6 +213,7 @@ def test_means_and_spreads_over_seeds_by_hand(tmp_path):
     assert (one["iou"], one["iou_spread"]) == pytest.approx((0.7, 0.02**0.5))
     assert (two["speed_up"], two["speed_up_spread"], two["efficiency"]) == pytest.approx((2, 0, 1))
     assert one["speed_up_spread"] == pytest.approx(8**0.5 / 12)
+    assert "12.0 ± 2.8" in repr(results.show([one, two]))
 
 
 def test_strategies_are_compared_each_with_its_own_first_rank(tmp_path):
@@ -223,6 +245,13 @@ def test_time_to_a_target_leaves_out_the_time_between_two_attempts():
     assert results.seconds_to(log, lambda event: event["iou"] >= 0.4) == 5
     assert results.seconds_to(log, lambda event: event["iou"] >= 0.8) == 5 + 5
     assert results.seconds_to(log, lambda event: event["iou"] >= 0.95) is None
+
+
+def test_time_to_a_target_of_every_run(tmp_path):
+    for seed, iou in enumerate([0.6, 0.9]):
+        write_run(tmp_path / str(seed), 2, [1.0], seed=seed, iou=iou)
+    found = results.to_target(results.collect(tmp_path), lambda event: event["iou"] >= 0.8)
+    assert list(found) == [2] and found[2][0] is None and found[2][1] >= 0
 
 
 def test_the_real_log_has_what_the_rows_need(swept):
