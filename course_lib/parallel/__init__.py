@@ -5,11 +5,13 @@ strategy(model, world, config, timeline) → (what to call in the forward pass, 
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from course_lib.config import Config, UserError
 from course_lib.parallel import ddp
 from course_lib.parallel.dp import DataParallel
+from course_lib.parallel.split import Split
 from course_lib.world import World
 
 Wrapped = tuple[nn.Module, Callable[[], None]]
@@ -31,7 +33,15 @@ def data_parallel(model: nn.Module, world: World, config: Config = Config(), tim
     return DataParallel(model, config.devices, timeline), nothing
 
 
-ALONE = {"single": single, "dp": data_parallel}
+def split_model(model: nn.Module, world: World, config: Config = Config(), timeline=None) -> Wrapped:
+    """One rank, one model in --devices stages: on as many GPUs of this node, or all on the CPU where there is none."""
+    if world.device.type == "cuda" and torch.cuda.device_count() < config.devices:
+        raise UserError(f"--strategy split needs --devices {config.devices} GPUs: {torch.cuda.device_count()} are here")
+    devices = [f"cuda:{n}" if world.device.type == "cuda" else "cpu" for n in range(config.devices)]
+    return Split(model, devices, timeline=timeline), nothing
+
+
+ALONE = {"single": single, "dp": data_parallel, "split": split_model}
 TOGETHER = {
     "ddp": ddp.ddp,
     "ddp_naive": ddp.naive,
