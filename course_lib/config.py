@@ -62,8 +62,9 @@ class Config:
     seed: int = _option(0, "of the weights and of the order of the samples")
 
     strategy: str = _option("single", "how the ranks share the work: a name in course_lib.parallel.STRATEGIES")
-    devices: int = _option(2, "of --strategy dp and split, where there is no GPU: threads, or stages on the CPU")
+    devices: int = _option(2, "stages of --strategy split and hybrid; threads of dp where there is no GPU")
     bucket_mb: float = _option(25.0, "megabytes of gradients that the ddp strategies send at once")
+    micro_batches: int = _option(4, "pieces of each batch that follow each other through a pipeline")
     launcher: str = _option("env", "who says which rank this is: RANK, WORLD_SIZE … or MPI", ["env", "mpi"])
     device: str = _option("auto", "auto takes a GPU where there is one", ["auto", "cpu", "cuda"])
     timeout: int = _option(120, "seconds that a rank waits for the others before it gives up")
@@ -83,7 +84,7 @@ class Config:
                 raise UserError(f"{flag} must be {f.type.__name__}, not {value!r}")
             if choices and value not in choices:
                 raise UserError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("width", "batch", "epochs", "threads", "timeout", "log_every", "devices"):
+        for name in ("width", "batch", "epochs", "threads", "timeout", "log_every", "devices", "micro_batches"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         not_negative = ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every", "timeline")

@@ -32,7 +32,7 @@ class SquaredError:
         mean = [error / weights for error in errors]
         rmse = [math.sqrt(m) for m in mean]
         named = dict(zip(self.variables, rmse)) if self.variables else rmse
-        return {"loss": sum(mean) / len(mean), "rmse": named, "count": int(count)}
+        return {"loss": sum(mean) / len(mean), "rmse": named, "count": round(count)}
 
 
 class Overlap:
@@ -63,4 +63,4 @@ class Overlap:
 
     def result(self, sums: list[float]) -> dict:
         loss, common, union, count = sums
-        return {"loss": loss / count, "iou": common / union if union else 1.0, "count": int(count)}
+        return {"loss": loss / count, "iou": common / union if union else 1.0, "count": round(count)}

@@ -20,6 +20,7 @@ from course_lib.data.tasks import Task, make_task
 from course_lib.metrics import Log, max_rss_mb, read_log, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
+from course_lib.parallel.staged import world_of_data
 from course_lib.prefetch import Prefetcher, apply_to_tensors
 from course_lib.progress import Progress
 from course_lib.scores import SquaredError
@@ -39,10 +40,13 @@ def train_step(
     """One step: forward, backward, gradients in agreement, update. Returns the loss without waiting for the device."""
     x, y = batch  # (batch, channel, y, x)
     optimizer.zero_grad()
-    with span("forward"):
-        loss = measure(model(x), y)
-    with span("backward"):
-        loss.backward()
+    if hasattr(model, "forward_backward"):  # a pipeline does both at the same time
+        loss = model.forward_backward(x, y, measure)
+    else:
+        with span("forward"):
+            loss = measure(model(x), y)
+        with span("backward"):
+            loss.backward()
     with span("sync"):
         sync()
     with span("update"):
@@ -51,10 +55,13 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: Callable, batches, world: World = World(), *, score=SquaredError()) -> dict:
-    """A task's loss and score over all samples of all ranks: sums and counts, never means of means."""
+def evaluate(model: Callable, batches, world: World = World(), *, score=SquaredError(), shared: int = 1) -> dict:
+    """A task's loss and score over all samples of all ranks: sums and counts, never means of means.
+
+    shared: how many ranks have the same samples, because they share a model.
+    """
     total = sum(score.sums(model(x), y) for x, y in batches)
-    return score.result(sum_over_ranks(total, world).tolist())
+    return score.result(sum_over_ranks(total / shared, world).tolist())
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
@@ -104,10 +111,11 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     """
     world = world or start(config)
     strategy = find_strategy(config.strategy, world)
-    config = share_batch(config, world)
+    data = world_of_data(config, world)  # ranks that share a model see the same samples
+    config = share_batch(config, data)
     task = make_task(config, world)
-    whole = Batches(len(task.train), config.batch, world=world)
-    held_out = shard(len(task.valid), config.batch, world)  # now: too few samples is no news for the end of an epoch
+    whole = Batches(len(task.train), config.batch, world=data)
+    held_out = shard(len(task.valid), config.batch, data)  # now: too few samples is no news for the end of an epoch
     model = make_model(config, task).to(world.device)
     timeline = Timeline() if config.timeline else None
     wrapped, sync = strategy(model, world, config, timeline)
@@ -117,6 +125,13 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
         state.load(saved, config)
     elif world.is_main:
         set_aside(config.run, world.launch)
+
+    def save() -> None:
+        if hasattr(wrapped, "bring_together"):
+            wrapped.bring_together(state.optimizer)
+        if world.is_main:
+            state.save(saved, config)
+
     steps = min(config.epochs * len(whole), config.max_steps or config.epochs * len(whole))
 
     with (
@@ -130,23 +145,22 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
         began = time.perf_counter()
         while True:
             for value, timing in train_epoch(
-                wrapped, state, task, config=config, world=world, steps=steps, sync=sync, timeline=timeline
+                wrapped, state, task, config=config, world=data, steps=steps, sync=sync, timeline=timeline, save=save
             ):
                 log.write("step", step=state.step, epoch=state.epoch, loss=value, **timing)
                 progress.update(state.step, loss=value, samples_per_s=timing["samples_per_s"])
                 if told and sum_over_ranks(torch.tensor([float(told())]), world).any():
-                    if world.is_main:
-                        state.save(saved, config)
+                    save()
                     log.write("stop", step=state.step)
                     return Fitted(model, {}, config.run)
             loader = make_loader(config, task.valid, held_out, world)
             broadcast(model.buffers(), world)  # BatchNorm's averages differ from rank to rank
-            metrics = evaluate(wrapped.eval(), loader, world, score=task.score)
+            shared = world.world_size // data.world_size
+            metrics = evaluate(wrapped.eval(), loader, world, score=task.score, shared=shared)
             require_finite(metrics["loss"], state.step)  # before the last good checkpoint is replaced
             log.write("eval", step=state.step, epoch=state.epoch, **metrics)
             progress.note(f"step {state.step}  validation loss {metrics['loss']:.4f}")
-            if world.is_main:
-                state.save(saved, config)
+            save()
             if state.step >= steps:
                 if timeline:
                     timeline.save(config.run / f"timeline.{world.rank}.json")
@@ -175,6 +189,7 @@ def train_epoch(
     steps: int,
     sync: Callable = nothing,
     timeline: Timeline | None = None,
+    save: Callable = nothing,
 ):
     """Train to the end of the epoch, or to `steps`. Yields (loss, timing) whenever the log is due."""
     model.train()
@@ -205,8 +220,8 @@ def train_epoch(
                 speed = (state.step - marked_step) * batches.global_batch / (now - marked)
                 yield value, {"lr": rate, "samples_per_s": speed, "wait_share": waited / (now - marked)}
                 marked, marked_step, waited = time.perf_counter(), state.step, 0.0
-            if config.checkpoint_every and state.step % config.checkpoint_every == 0 and world.is_main:
-                state.save(config.run / "checkpoint.pt", config)
+            if config.checkpoint_every and state.step % config.checkpoint_every == 0:
+                save()
 
 
 def require_all_batches(batches: Batches, state: State, world: World) -> None:

@@ -18,6 +18,7 @@ from course_lib.config import Config, UserError, run_main
 from course_lib.data.batches import shard
 from course_lib.data.tasks import make_task
 from course_lib.metrics import read_log
+from course_lib.parallel import STRATEGIES
 from course_lib.trainer import evaluate, fit, make_loader, make_model
 from course_lib.world import World, start
 
@@ -317,7 +318,7 @@ def complaint(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "words, named",
     [
-        (["--strategy", "dpp"], "--strategy must be one of single, dp, ddp, ddp_naive, ddp_bucketed, ddp_overlapped"),
+        (["--strategy", "dpp"], f"--strategy must be one of {', '.join(STRATEGIES)}"),
         (["--resume"], "checkpoint.pt is not there"),
         (["--batch", "51"], "--batch 51 on 1 ranks needs 51 samples a step, and there are only 50"),
         (["--train-years", "1980-1982"], "year 1982 is in --train-years and in --valid-years"),

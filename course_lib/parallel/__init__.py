@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from course_lib.config import Config, UserError
-from course_lib.parallel import ddp
+from course_lib.parallel import ddp, staged
 from course_lib.parallel.dp import DataParallel
 from course_lib.parallel.split import Split
 from course_lib.world import World
@@ -48,7 +48,14 @@ TOGETHER = {
     "ddp_bucketed": ddp.bucketed,
     "ddp_overlapped": ddp.overlapped,
 }
-STRATEGIES = ALONE | TOGETHER
+SHARED = {  # ranks that share one model
+    "pipeline_naive": staged.pipeline("naive"),
+    "pipeline_gpipe": staged.pipeline("gpipe"),
+    "pipeline_1f1b": staged.pipeline("1f1b"),
+    "hybrid": staged.pipeline("naive"),
+    "spatial": staged.spatial,
+}
+STRATEGIES = ALONE | TOGETHER | SHARED
 
 
 def find_strategy(name: str, world: World) -> Callable[..., Wrapped]:
@@ -57,4 +64,4 @@ def find_strategy(name: str, world: World) -> Callable[..., Wrapped]:
         raise UserError(f"--strategy must be one of {', '.join(STRATEGIES)}, not {name!r}")
     if name in ALONE and world.world_size > 1:
         raise UserError(f"--strategy {name} is for one rank, and {world.world_size} were started; try --strategy ddp")
-    return single if world.world_size == 1 and name in TOGETHER else STRATEGIES[name]
+    return single if world.world_size == 1 and name not in ALONE else STRATEGIES[name]
