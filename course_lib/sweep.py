@@ -131,28 +131,28 @@ def _by_srun(n: int, config: Config) -> None:
         sys.exit(done.returncode)
 
 
-def submit(config: Config, ranks: Sequence[int], seeds: Sequence[int]) -> int:
-    """slurm/sweep.sh: an array of jobs, one for each number of ranks. Returns its number."""
+def submit(config: Config, ranks: Sequence[int], seeds: Sequence[int]) -> list[str]:
+    """slurm/sweep.sh: a job for each number of ranks. Returns their numbers."""
     whole = config.replace(runs=str(Path(config.runs).resolve()), data=str(Path(config.data).resolve()))
     lists = [",".join(map(str, several)) for several in (ranks, seeds)]
     names = [f"--name={config.name}", f"--strategy={config.strategy}"]  # also where they are the defaults
     words = ["slurm/sweep.sh", lists[0], f"--seeds={lists[1]}", *whole.arguments(), *names]
     code, printed = processes.run(["bash", "-c", SITE, str(ROOT), *words], timeout=60)
-    number = re.search(r"array (\d+) trains", printed)
-    if code or not number:
+    numbers = re.search(r"jobs ([\d ]+) train on", printed)
+    if code or not numbers:
         raise UserError(f"slurm/sweep.sh: {processes.failure(code, printed, 60)}")
-    return int(number[1])
+    return numbers[1].split()
 
 
-def _wait(array: int, points: Points, board: _Board) -> None:
-    """Until all runs of an array are done; an array that ends without them has failed."""
-    board.say(f"array {array} is queued")
+def _wait(jobs: list[str], points: Points, board: _Board) -> None:
+    """Until all runs are done; jobs that end without them have failed."""
+    board.say(f"queued: jobs {', '.join(jobs)}")
     while not all(is_done(one) for _, one in points):
-        code, printed = call("squeue", "--noheader", f"--jobs={array}")
+        code, printed = call("squeue", "--noheader", f"--jobs={','.join(jobs)}")
         if (code == 0 and not printed.strip()) or "Invalid job id" in printed:
             time.sleep(2)  # the last lines may still be on their way to this machine
             if left := [one.name for _, one in points if not is_done(one)]:
-                raise RanksError(f"array {array} has ended without {left[0]}: look at runs/sweep-{array}-*.log")
+                raise RanksError(f"jobs {', '.join(jobs)} have ended without {left[0]}: look at runs/sweep-*.log")
         board.update()
         time.sleep(5)
 

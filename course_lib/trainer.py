@@ -40,18 +40,26 @@ def train_step(
     """One step: forward, backward, gradients in agreement, update. Returns the loss without waiting for the device."""
     x, y = batch  # (batch, channel, y, x)
     optimizer.zero_grad()
-    if hasattr(model, "forward_backward"):  # a pipeline does both at the same time
-        loss = model.forward_backward(x, y, measure)
-    else:
-        with span("forward"):
-            loss = measure(model(x), y)
-        with span("backward"):
-            loss.backward()
+    with span("forward"):
+        loss = measure(model(x), y)
+    with span("backward"):
+        loss.backward()
     with span("sync"):
         sync()
     with span("update"):
         optimizer.step()
     return loss.detach()
+
+
+def pipeline_step(model: nn.Module, batch, optimizer, sync: Callable, span, measure: Callable) -> torch.Tensor:
+    """The same for a pipeline, in which some micro-batches go forward while others go backward."""
+    optimizer.zero_grad()
+    loss = model.forward_backward(*batch, measure)
+    with span("sync"):
+        sync()
+    with span("update"):
+        optimizer.step()
+    return loss
 
 
 @torch.no_grad()
@@ -210,7 +218,8 @@ def train_epoch(
             rate = learning_rate(state.step, peak=peak, warmup=config.warmup, steps=steps)
             for group in state.optimizer.param_groups:
                 group["lr"] = rate
-            loss = train_step(model, batch, state.optimizer, sync, span, task.score.loss)
+            take_step = pipeline_step if hasattr(model, "forward_backward") else train_step
+            loss = take_step(model, batch, state.optimizer, sync, span, task.score.loss)
             state.step, state.seen = state.step + 1, state.seen + batches.global_batch
             if timeline and state.step >= config.timeline:
                 timeline.recording = False

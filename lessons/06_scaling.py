@@ -612,8 +612,8 @@ Table(("ranks", "seconds", "node-hours", "Wh", "IoU"), bills)
 #
 # ## On the cluster
 #
-# The same sweep as an array of Slurm jobs, and a last job that draws the figure. Called again under the same name it goes on
-# where it was cut off:
+# The same sweep as Slurm jobs, one for each number of ranks, and a last one that draws the figure. Called again under the
+# same name it goes on where it was cut off:
 
 # %%
 words = config.replace(runs="runs", data="data/cells", name="weak").arguments()

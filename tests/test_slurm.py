@@ -129,12 +129,12 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
 
 @pytest.mark.integration
 def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, base):
-    """An array of trainings of the same global batch with two seeds, then the job that waits for all of them."""
+    """Jobs of the same global batch with two seeds, one after the other, then the one that waits for all of them."""
     flags = base.replace(global_batch=8, max_steps=4).arguments()
     words = [word for word in flags if not word.startswith(("--runs", "--batch"))]
-    printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2,4", "--seeds=0,1", *words)
-    array, plot = re.match(r"array (\d+) trains on 1,2,4 ranks; then (\d+) writes", printed).groups()
-    folder = ROOT / "runs" / f"sweep-{array}"
+    printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2,4%1", "--seeds=0,1", "--name=swept-by-slurm", *words)
+    *jobs, plot = re.match(r"jobs (\d+) (\d+) (\d+) train on 1,2,4%1 ranks; then (\d+) writes", printed).groups()
+    folder = ROOT / "runs" / "swept-by-slurm"
     try:
         wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=240)
         assert (folder / "scaling.png").stat().st_size > 10_000
@@ -143,7 +143,7 @@ def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, ba
         assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-4) == pytest.approx(rows[2]["loss"], rel=1e-4)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for log in (*(ROOT / "runs").glob(f"sweep-{array}-*.log"), ROOT / "runs" / f"sweep_plot-{plot}.log"):
+        for log in [ROOT / "runs" / f"sweep-{job}.log" for job in jobs] + [ROOT / "runs" / f"sweep_plot-{plot}.log"]:
             log.unlink(missing_ok=True)
 
 

@@ -149,7 +149,7 @@ def test_mistakes_are_one_line_and_exit_code_2(words, told, tmp_path):
 
 @pytest.mark.integration
 def test_a_notebook_submits_it_and_gets_the_same_rows(slurm, small, swept):
-    """By slurm/sweep.sh as an array; a second call finds everything done and submits nothing."""
+    """By slurm/sweep.sh, a job for each number of ranks; a second call finds everything done and submits nothing."""
     config, here = swept
     small = small.replace(name="on-slurm")
     try:
@@ -165,7 +165,7 @@ def test_a_notebook_submits_it_and_gets_the_same_rows(slurm, small, swept):
             ["squeue", "--noheader", "--states=all"], capture_output=True, text=True, check=True
         ).stdout
         assert len(again.splitlines()) <= len(jobs.splitlines())
-        with pytest.raises(RanksError, match=r"array \d+ has ended without ddp-2-ranks-seed-0: look at runs/sweep-"):
+        with pytest.raises(RanksError, match=r"jobs \d+ have ended without ddp-2-ranks-seed-0: look at runs/sweep-"):
             sweep.run(small.replace(name="too-large", batch=40), [2], slurm=True)
     finally:
         for log in (ROOT / "runs").glob("sweep*.log"):

@@ -35,12 +35,14 @@ def swap(first: torch.Tensor, last: torch.Tensor, group, circular: bool) -> tupl
     above = ranks[here - 1] if here or circular else None
     below = ranks[(here + 1) % count] if here < count - 1 or circular else None
     from_above, from_below = torch.zeros_like(last), torch.zeros_like(first)
-    work = []
-    for peer, gone, tag, come, back in ((above, first, UP, from_above, DOWN), (below, last, DOWN, from_below, UP)):
-        if peer is not None:
-            work.append(dist.isend(gone.contiguous(), peer, group=group, tag=tag))
-            work.append(dist.irecv(come, peer, group=group, tag=back))
-    for one in work:
+    messages = (  # in this order: NCCL knows no tags, and two ranks in a circle are each other's neighbours twice
+        (dist.isend, first.contiguous(), above, UP),
+        (dist.isend, last.contiguous(), below, DOWN),
+        (dist.irecv, from_below, below, UP),
+        (dist.irecv, from_above, above, DOWN),
+    )
+    work = [dist.P2POp(how, rows, peer, group, tag) for how, rows, peer, tag in messages if peer is not None]
+    for one in dist.batch_isend_irecv(work) if work else ():
         one.wait()
     return from_above, from_below
 
