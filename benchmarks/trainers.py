@@ -28,6 +28,7 @@ from course_lib.data.batches import Batches
 from course_lib.data.tasks import Task
 from course_lib.metrics import Log
 from course_lib.progress import Progress
+from course_lib.scores import SquaredError
 from course_lib.trainer import train_epoch
 from course_lib.unet import UNet
 from course_lib.world import World
@@ -69,7 +70,7 @@ def bare(model: nn.Module, loader: Iterable, optimizer=None, backward=torch.Tens
 def ours(model: nn.Module, dataset: TensorDataset, steps: int, folder: Path, prefetch: int) -> Callable[[], None]:
     """train_epoch with what fit does around it at every step."""
     optimizer, world = torch.optim.Adam(model.parameters()), World()
-    task = Task(dataset, dataset, inputs=CHANNELS, outputs=CHANNELS)
+    task = Task(dataset, dataset, CHANNELS, CHANNELS, SquaredError(), residual=True)
     config = Config(batch=BATCH, lr=1e-3, prefetch=prefetch)
 
     def loop() -> None:
