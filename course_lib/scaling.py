@@ -134,7 +134,7 @@ class Model:
 
     def strong(self, ranks: int, global_batch: float) -> float:
         """Speed-up of a step whose global batch stays the same."""
-        return self.step(1, global_batch) / self.step(ranks, global_batch / ranks)
+        return speed_up(self.step(1, global_batch), self.step(ranks, global_batch / ranks))
 
     def weak(self, ranks: int, batch: float) -> float:
         """Speed-up in samples a second when each rank keeps its batch."""
@@ -157,7 +157,11 @@ def fit_model(found: dict, buckets: Sequence[int] | None = None) -> Model:
     full = {s["batch"]: statistics.median(s["seconds"]) for s in found["steps"] if s["ranks"] == cores}
     per_sample, fixed = np.polyfit(list(alone), list(alone.values()), 1, w=[1 / t for t in alone.values()])
     if min(per_sample, fixed) < 0:  # noise: then all of it grows with the batch, or none
-        per_sample, fixed = (statistics.fmean(t / b for b, t in alone.items()), 0.0) if fixed < 0 else (0.0, min(alone))
+        per_sample, fixed = (
+            (statistics.fmean(t / b for b, t in alone.items()), 0.0)
+            if fixed < 0
+            else (0.0, statistics.fmean(alone.values()))
+        )
     slowdown = max(1.0, statistics.median(full[b] / alone[b] for b in alone)) if cores > 1 and full else 1.0
     network = fit_network(found["messages"], cores)
     buckets = tuple(buckets or [4 * found["parameters"]])

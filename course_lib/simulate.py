@@ -3,7 +3,7 @@
     simulate.count("fsdp", make_model, batch, ranks=1024)  →  Traffic: every collective of one training step, with its bytes
 
 The model really runs forward and backward; only the messages are imagined, so the values are nonsense and the bytes are exact.
-The closed formulas beside it are what the counts must equal. All that is private in torch is in `fake_world`.
+The closed formulas beside it are what the counts must equal. What is private in torch is used in this file alone.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def parts(model: UNet) -> list[nn.Module]:
     return [*model.down, model.bottom, *model.up]
 
 
-def ddp(model: UNet, ranks: int, bucket_mb: float) -> nn.Module:
+def ddp(model: UNet, bucket_mb: float) -> nn.Module:
     wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
 
     def send(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # its own waits for what never comes
@@ -118,7 +118,7 @@ def count(
     if strategy == "hsdp" and ranks % inside:
         raise UserError(f"{ranks} ranks can't be divided into groups of {inside}")
     wrap = {
-        "ddp": lambda model: ddp(model, ranks, bucket_mb),
+        "ddp": lambda model: ddp(model, bucket_mb),
         "fsdp": lambda model: shard(model, ranks),
         "hsdp": lambda model: shard(model, ranks // inside, inside),
     }

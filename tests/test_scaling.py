@@ -139,6 +139,13 @@ def test_nothing_negative_comes_out_of_noise():
         assert model.fixed >= 0 and model.per_sample >= 0 and model.step(8, 8) > 0
 
 
+def test_steps_that_seem_to_fall_with_the_batch_cost_the_same_for_all():
+    found = probe(Network(1e-4, 1e-9))
+    found["steps"] = [{"ranks": 1, "batch": batch, "seconds": [seconds]} for batch, seconds in ((2, 0.05), (8, 0.03))]
+    model = scaling.fit_model(found)
+    assert (model.fixed, model.per_sample) == (pytest.approx(0.04), 0.0)
+
+
 def test_overlap_by_hand():
     """Compute 3 s, backward 2 s of them. Two equal buckets are full after 1 s and 2 s, each takes t on the wire."""
     for seconds, exposed in [
