@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +13,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from course_lib.checkpoint import State, launch_of
-from course_lib.config import Config, UserError
+from course_lib.config import Config
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
-from course_lib.metrics import Log, max_rss_mb, read_log, sum_over_ranks
+from course_lib.metrics import Log, max_rss_mb, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
-from course_lib.parallel.staged import world_of_data
+from course_lib.parallel.staged import Pipeline, pipeline_step, world_of_data
+from course_lib.precautions import require_all_batches, require_finite, set_aside, share_batch
 from course_lib.prefetch import Prefetcher, apply_to_tensors
 from course_lib.progress import Progress
 from course_lib.scores import SquaredError
@@ -49,17 +49,6 @@ def train_step(
     with span("update"):
         optimizer.step()
     return loss.detach()
-
-
-def pipeline_step(model: nn.Module, batch, optimizer, sync: Callable, span, measure: Callable) -> torch.Tensor:
-    """The same for a pipeline, in which some micro-batches go forward while others go backward."""
-    optimizer.zero_grad()
-    loss = model.forward_backward(*batch, measure)
-    with span("sync"):
-        sync()
-    with span("update"):
-        optimizer.step()
-    return loss
 
 
 @torch.no_grad()
@@ -135,7 +124,7 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
         set_aside(config.run, world.launch)
 
     def save() -> None:
-        if hasattr(wrapped, "bring_together"):
+        if isinstance(wrapped, Pipeline):
             wrapped.bring_together(state.optimizer)
         if world.is_main:
             state.save(saved, config)
@@ -177,16 +166,6 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
                 return Fitted(model, metrics, config.run)
 
 
-def share_batch(config: Config, world: World) -> Config:
-    """With --global-batch every rank takes its equal part of that."""
-    if config.global_batch % world.world_size:
-        raise UserError(
-            f"--global-batch {config.global_batch} can't be shared evenly by {world.world_size} ranks; "
-            f"try {config.global_batch // world.world_size * world.world_size or world.world_size}"
-        )
-    return config.replace(batch=config.global_batch // world.world_size or config.batch)
-
-
 def train_epoch(
     model: nn.Module,
     state: State,
@@ -203,6 +182,7 @@ def train_epoch(
     model.train()
     peak = config.lr * world.world_size if config.scale_lr else config.lr
     span = timeline.span if timeline else unrecorded
+    take_step = pipeline_step if isinstance(model, Pipeline) else train_step
     batches = Batches(len(task.train), config.batch, seed=config.seed, epoch=state.epoch, seen=state.seen, world=world)
     marked, marked_step, waited = time.perf_counter(), state.step, 0.0
     with contextlib.closing(iter(make_loader(config, task.train, batches, world))) as loader:  # also when a step fails
@@ -218,7 +198,6 @@ def train_epoch(
             rate = learning_rate(state.step, peak=peak, warmup=config.warmup, steps=steps)
             for group in state.optimizer.param_groups:
                 group["lr"] = rate
-            take_step = pipeline_step if hasattr(model, "forward_backward") else train_step
             loss = take_step(model, batch, state.optimizer, sync, span, task.score.loss)
             state.step, state.seen = state.step + 1, state.seen + batches.global_batch
             if timeline and state.step >= config.timeline:
@@ -231,34 +210,3 @@ def train_epoch(
                 marked, marked_step, waited = time.perf_counter(), state.step, 0.0
             if config.checkpoint_every and state.step % config.checkpoint_every == 0:
                 save()
-
-
-def require_all_batches(batches: Batches, state: State, world: World) -> None:
-    """A rank that goes on alone would leave the others waiting for its gradients."""
-    if left := (batches.samples - state.seen) // batches.global_batch:
-        raise UserError(
-            f"the loader of rank {world.rank} ended {left} batches early in epoch {state.epoch}: every rank must have as "
-            "many as the others; look at its part of the data"
-        )
-
-
-def require_finite(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise UserError(f"the loss is {loss} at step {step}: lower --lr, or look at the data")
-
-
-def set_aside(run: Path, launch: str) -> None:
-    """A new run under an old name: keep the old log, checkpoint and timelines as *.previous."""
-    if launch and launch == launch_of_log(run):  # begun again before its first checkpoint: they are there already
-        return
-    for path in (run / "metrics.jsonl", run / "checkpoint.pt", *run.glob("timeline.*.json")):
-        if path.exists():
-            os.replace(path, f"{path}.previous")
-
-
-def launch_of_log(run: Path) -> str:
-    """The launch that wrote a log; "" where there is none, or none that can be read."""
-    try:
-        return [event["launch"] for event in read_log(run) if event["event"] == "start"][-1]
-    except (OSError, ValueError, TypeError, KeyError, IndexError):
-        return ""

@@ -115,6 +115,17 @@ class Pipeline(nn.Module):
                     tensor.copy_(there)
 
 
+def pipeline_step(model: Pipeline, batch, optimizer, sync: Callable, span, measure: Callable) -> torch.Tensor:
+    """The trainer's train_step for a pipeline, in which some micro-batches go forward while others go backward."""
+    optimizer.zero_grad()
+    loss = model.forward_backward(*batch, measure)
+    with span("sync"):
+        sync()
+    with span("update"):
+        optimizer.step()
+    return loss
+
+
 def pipeline(schedule: str):
     """A strategy: our own GPipe ("naive"), or torch's "gpipe" or "1f1b"."""
 
