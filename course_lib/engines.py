@@ -1,8 +1,10 @@
 """How ipyparallel shall start a notebook's ranks: by our guard, with our Python and our MPI, here or as a Slurm job."""
 
 import os
+import random
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +21,29 @@ exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
 """
 
 
-def local_settings() -> Settings:
+PORTS = range(20_000, 32_000, 25)  # below those that systems give out; a controller needs 19 of a block
+
+
+def claim_ports() -> socket.socket:
+    """The first of a block of free ports, taken: nobody else who asks here gets this block until it is closed.
+
+    Left to itself, ipyparallel looks for free ports and binds them a moment later. When a class starts at nine, that is
+    too late for one in a hundred.
+    """
+    for first in random.sample(PORTS, len(PORTS)):
+        claim = socket.socket()
+        try:
+            claim.bind(("", first))
+            for port in range(first + 1, first + PORTS.step):
+                with socket.socket() as other:
+                    other.bind(("", port))
+            return claim
+        except OSError:
+            claim.close()
+    raise UserError(f"no {PORTS.step} free ports in a row between {PORTS.start} and {PORTS.stop} on this machine")
+
+
+def local_settings(claim: socket.socket) -> Settings:
     """Ranks on this machine, by mpiexec."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists():
@@ -27,7 +51,9 @@ def local_settings() -> Settings:
     settings = Settings()
     settings.Cluster.engine_launcher_class = "mpi"
     settings.ControllerLauncher.controller_cmd = [*GUARD, sys.executable, "-m", "ipyparallel.controller"]
-    settings.ControllerLauncher.controller_args = ["--HeartMonitor.period=1000"]  # 10 beats missed: dead
+    first = claim.getsockname()[1]
+    ports = f"--IPController.ports={first + 1}-{first + PORTS.step - 1}"
+    settings.ControllerLauncher.controller_args = [ports, "--HeartMonitor.period=1000"]  # 10 beats missed: dead
     settings.EngineLauncher.engine_cmd = [sys.executable, "-m", "ipyparallel.engine"]
     settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
     settings.EngineLauncher.environment = ONE_THREAD | {"COURSE_PLAIN": "1"}  # nobody sees an engine's progress bar
@@ -35,13 +61,13 @@ def local_settings() -> Settings:
     return settings
 
 
-def slurm_settings(options: str) -> Settings:
+def slurm_settings(claim: socket.socket, options: str) -> Settings:
     """The same as one Slurm job."""
     if not shutil.which("sbatch"):
         raise UserError(
             "sbatch is missing: ranks on Slurm nodes need Slurm; leave out slurm= for ranks on this machine"
         )
-    settings = local_settings()
+    settings = local_settings(claim)
     settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
     launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
     launcher.batch_template = SLURM_JOB.format(options=options, program=program)

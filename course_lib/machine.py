@@ -58,11 +58,16 @@ def check_packages(names: Sequence[str] = PACKAGES) -> Finding:
     return Finding(FAIL if wrong else OK, "packages", ", ".join(wrong or right), SET_UP)
 
 
-def check_cores() -> Finding:
+def count_cores() -> float:
+    """CPUs that this process may use; a container's quota may be a part of one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = _control_groups("cpu.max")  # version 2 writes "quota period" in one file, version 1 in two
     quotas += [a + b for a, b in zip(_control_groups("cpu.cfs_quota_us"), _control_groups("cpu.cfs_period_us"))]
-    cores = min([cores, *(int(quota) / int(period) for quota, period in quotas if quota not in ("max", "-1"))])
+    return min([cores, *(int(quota) / int(period) for quota, period in quotas if quota not in ("max", "-1"))])
+
+
+def check_cores() -> Finding:
+    cores = count_cores()
     advice = "all runs, but no speed-up will show: `--cpus-per-task=2` (Slurm), `--cpus=2` (Docker)"
     found = f"{cores:g} of the machine's {os.cpu_count()} for this process"
     return Finding(OK if cores >= RANKS else WARN, "cores", found, advice)

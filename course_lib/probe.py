@@ -9,7 +9,6 @@ first two, and predicts the third.
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import nn
 
 from course_lib.config import Config, Parser, UserError, run_main
 from course_lib.data.tasks import make_task
+from course_lib.machine import count_cores
 from course_lib.trainer import make_model, train_step
 from course_lib.world import World, barrier, start, stop
 
@@ -88,12 +88,7 @@ def probe(config: Config, world: World, *, sizes=SIZES, batches=BATCHES, repeats
     parameters = sum(parameter.numel() for parameter in model.parameters())
     found = {"messages": messages, "steps": steps, "together": together}
     rows = {kind: [m.facts | {"seconds": m.seconds} for m in several] for kind, several in found.items()}
-    return rows | {"cores": cores() if world.device.type == "cpu" else 0, "parameters": parameters}
-
-
-def cores() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return rows | {"cores": max(1, int(count_cores())) if world.device.type == "cpu" else 0, "parameters": parameters}
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from IPython.display import display
 from tqdm.auto import tqdm
 
 from course_lib.config import UserError
-from course_lib.engines import local_settings, slurm_settings
+from course_lib.engines import claim_ports, local_settings, slurm_settings
 from course_lib.failures import LOST, RanksError
 from course_lib.launch import find_ranks, torchrun
 from course_lib.progress import has_bar
@@ -51,7 +51,8 @@ class Ranks:
         if n < 1:
             raise UserError(f"at least one rank is needed, not {n}")
         self.n, self.gone = n, ""
-        settings = local_settings() if slurm is None else slurm_settings(slurm)
+        self.claim = claim_ports()
+        settings = local_settings(self.claim) if slurm is None else slurm_settings(self.claim, slurm)
         self.cluster = ipyparallel.Cluster(n=n, config=settings, log_level=50)
         _running.append(self)
         try:
@@ -198,6 +199,7 @@ class Ranks:
         with suppress(AttributeError):
             self.client.close()
         self.cluster.stop_cluster_sync()
+        self.claim.close()
 
     def __enter__(self) -> Self:
         return self

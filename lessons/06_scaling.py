@@ -114,12 +114,11 @@ assert abs(float(common.sum() / union.sum()) - threshold) < 1e-9
 # second; how many do 2 and 4 ranks do on this machine?* Write your guess down, it will be drawn beside the truth.
 
 # %%
-from course_lib.probe import cores
+from course_lib.machine import count_cores
 
 my_guess = {1: 100, 2: 150, 4: 200}  # EDIT: samples per second
-print(
-    cores(), "cores;", "more ranks than that must share them" if cores() < max(ranks_to_try) else "enough for all ranks"
-)
+cores = count_cores()
+print(f"{cores:g} cores;", "ranks beyond that must share them" if cores < max(ranks_to_try) else "enough for all ranks")
 
 # %% [markdown]
 # A guess is good, a model is better. Two things cost time in a step of DDP: computing, and sending gradients. Both can be
@@ -336,6 +335,7 @@ for algorithm in ("ring", "tree"):
     bands[algorithm] = scaling.band(spread, lambda m, n: 100 * m.weak(n, batch) / n, ahead)
     print(f"{algorithm}: the efficiency stays above 50 % up to {scaling.where_to_stop(line):,} ranks")
 plots.outlook(lines, bands, ylabel="efficiency of weak scaling (%)")
+assert lines["ring"][1][-1] < lines["tree"][1][-1]
 
 # %% [markdown]
 # A ring passes 2(*n*−1) messages on, one after the other, and for a small net each of them costs α and nothing else: its
@@ -357,6 +357,7 @@ outlooks["GPU, tree, 1,024 samples divided"] = (
     [100 * gpu.replace(algorithm="tree").strong(n, 1024) / n for n in ahead],
 )
 plots.outlook(outlooks, ylabel="efficiency (%)")
+assert gpu.weak(1024, batch) < fast.weak(1024, batch)
 
 # %% [markdown]
 # It falls: the faster the device, the more weighs the same message. That is why faster GPUs need faster networks, and why
@@ -406,6 +407,7 @@ for name, factor in (("ddp", 2), ("fsdp", 3)):
     print(
         f"{name}: {factor * 1023 / 1024 * whole / 1e6:.2f} MB by the formula, {traffic[name].sent / 1e6:.2f} MB counted"
     )
+assert 1024 * traffic["ddp"].sent == 2 * 1023 * whole and traffic["fsdp"].sent > 10 * traffic["ddp"].sent
 
 # %% [markdown]
 # *DDP agrees. FSDP sends many times as much as it should. Why?*
@@ -483,7 +485,7 @@ plots.bars(means, spread=apart, xlabel=f"IoU after {epochs} epochs; the bar is a
 assert means[f"batch {large.batch}, rate × {times}"] > means[f"batch {large.batch}, same rate"]
 
 # %% [markdown]
-# With the same rate the few steps do not get far. A scaled rate helps, and with a rate this large it needs its warm-up.
+# With the same rate the few steps do not get far, and a scaled rate helps. The last two bars say what its warm-up does.
 # Nothing brings all of it back: that many fewer steps are not enough. Would a cleverer choice of the rate? A batch's gradient
 # is the true one plus noise, and a larger batch only removes noise. The batch at which noise and gradient are equally long is
 # the **gradient noise scale** (McCandlish et al., 2018):
@@ -516,11 +518,12 @@ for name, net in (("before training", unet), ("after it", learned)):
 study = json.loads(Path("../reference/unet_scaling_v100.json").read_text())
 print(f"{study['what']}\n{study['source']}, {study['hardware']}\n{study['settings']}")
 gpus = study["gpus"]
-ups = {name: (gpus, [study[name]["seconds"][0] / s for s in study[name]["seconds"]]) for name in ("ddp", "horovod")}
+seconds = {name: study[name]["seconds"] for name in ("ddp", "horovod")}
+ups = {name: (gpus, [scaling.speed_up(several[0], s) for s in several]) for name, several in seconds.items()}
 ious = {name: (gpus, study[name]["iou"]) for name in ("ddp", "horovod")}
 plots.against({"speed-up": ups | {"ideal": (gpus, gpus)}, "IoU": ious}, xlabel="GPUs (published)")
 for name, (_, values) in ups.items():
-    print(f"{name}: × {values[-1]:.2f} on {gpus[-1]} GPUs, efficiency {values[-1] / gpus[-1]:.0%}")
+    print(f"{name}: × {values[-1]:.2f} on {gpus[-1]} GPUs, efficiency {scaling.efficiency(values[-1], gpus[-1]):.0%}")
 
 # %% [markdown]
 # On the left Horovod loses nearly half of its speed at the step from one GPU to two and never gets it back; lesson 10 runs it
@@ -529,7 +532,9 @@ for name, (_, values) in ups.items():
 # last loss on the training images:
 
 # %%
-Table(("GPUs", *gpus), [("training loss, DDP", *study["ddp"]["training_loss"]), ("IoU, DDP", *study["ddp"]["iou"])])
+losses, scores = (dict(zip(gpus, study["ddp"][key])) for key in ("training_loss", "iou"))
+assert losses[14] > losses[8] and scores[14] == max(scores.values())
+Table(("GPUs", *gpus), [("training loss, DDP", *losses.values()), ("IoU, DDP", *scores.values())])
 
 # %% [markdown]
 # On 14 GPUs the net fits its training images worse than on 8, and yet it is said to be the best of all. *Which of the two do

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from jupyter_client.manager import start_new_kernel
 
-from course_lib import ranks
+from course_lib import engines, ranks
 from course_lib.config import UserError
 from course_lib.failures import first_failure
 from course_lib.launch import GUARD
@@ -35,7 +36,7 @@ here = world.start(Config(launcher="mpi", device="cpu", timeout=3))
 # Starts ranks, tells the processes below it, and ends in one way or another when it is told to.
 STARTER = """
 import sys, psutil
-from course_lib import ranks
+from course_lib import engines, ranks
 team = ranks.start(2)
 print("below:", *[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
 sys.stdin.readline()
@@ -270,13 +271,22 @@ def test_an_idle_rank_that_dies_and_one_that_takes_too_long(px):
             team.run("pass")
 
 
+def test_every_team_has_ports_of_its_own(monkeypatch):
+    """Also where somebody else has taken one in the middle of a block."""
+    monkeypatch.setattr(engines, "PORTS", range(19_000, 19_075, 25))
+    with socket.create_server(("", 19_030)), engines.claim_ports() as one, engines.claim_ports() as two:
+        assert {claim.getsockname()[1] for claim in (one, two)} == {19_000, 19_050}
+        with pytest.raises(UserError, match="^no 25 free ports in a row between 19000 and 19075 on this machine$"):
+            engines.claim_ports()
+
+
 # ---- nothing outlives its notebook -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def starters() -> Iterable[dict[str, psutil.Popen]]:
     """Programs that have started ranks and never stop them, all at the same time."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = {
         ending: psutil.Popen([sys.executable, "-c", STARTER + last], **pipes) for ending, last in ENDINGS.items()
     }
@@ -289,8 +299,11 @@ def starters() -> Iterable[dict[str, psutil.Popen]]:
 @pytest.mark.parametrize(("ending", "code"), [("killed", -signal.SIGKILL), ("ends", 0), ("raises", 1), ("exits", 1)])
 def test_ranks_end_with_the_program_that_started_them(starters, ending, code):
     process = starters[ending]
-    line = next(line for line in process.stdout if line.startswith("below: "))
-    pids = [int(word) for word in line.split()[1:]]
+    said = []
+    while not (said and "below: " in said[-1]):
+        said.append(process.stdout.readline())
+        assert said[-1], "".join(said)
+    pids = [int(word) for word in said[-1].partition("below: ")[2].split()]
     assert len(pids) > 4 and all(map(is_running, pids))
     if ending == "killed":
         process.kill()
@@ -355,9 +368,8 @@ def has_steps(config) -> bool:
 
 
 def kill_rank(number: int) -> None:
-    children = psutil.Process().children(recursive=True)
-    [rank] = [child for child in children if child.environ().get("RANK") == str(number)]
-    rank.kill()
+    [rank] = [pid for pid in below() if psutil.Process(pid).environ().get("RANK") == str(number)]
+    psutil.Process(rank).kill()
 
 
 def test_torchrun_trains_and_tags_its_output(config, capsys):
