@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from course_lib.config import Config, UserError
 
@@ -55,6 +56,18 @@ def launch_of(path: Path) -> str:
         return ""
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of which the ranks have parts, brought together on all of them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(there: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, as this rank has the one that it shall replace: the same part of it."""
+    if not isinstance(there, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(there.device), there.device_mesh, there.placements, src_data_rank=None)
+
+
 @dataclass
 class State:
     """All that a run must know to go on: weights, optimizer, and where in the data it stands."""
@@ -66,18 +79,21 @@ class State:
     seen: int = 0  # samples of this epoch that are done
     launch: str = ""
 
-    def save(self, path: Path, config: Config) -> None:
-        """Write everything, with the config that made it."""
+    def save(self, path: Path, config: Config, *, write: bool = True) -> None:
+        """Write everything, with the config that made it. Where ranks share weights, all must come here; one writes."""
+        optimizer = self.optimizer.state_dict()
+        states = {number: {name: whole(t) for name, t in one.items()} for number, one in optimizer["state"].items()}
         content = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": {name: whole(tensor) for name, tensor in self.model.state_dict().items()},
+            "optimizer": optimizer | {"state": states},
             "position": {"step": self.step, "epoch": self.epoch, "seen": self.seen},
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
             "config": vars(config),
             "launch": self.launch,
         }
-        save(path, content)
+        if write:
+            save(path, content)
 
     def load(self, path: Path, config: Config) -> None:
         """Go on from a checkpoint, if it is one of the same training."""
@@ -90,7 +106,11 @@ class State:
                     raise UserError(
                         f"{path} was trained with {flag} {was[name]}, not {getattr(config, name)}: can't go on"
                     )
-            self.model.load_state_dict(content["model"])
+            there = self.model.state_dict()
+            self.model.load_state_dict({name: like(there.get(name), t) for name, t in content["model"].items()})
+            states, parameters = content["optimizer"]["state"], list(self.model.parameters())
+            for number, one in states.items():
+                states[number] = {name: like(parameters[number], t) if t.ndim else t for name, t in one.items()}
             self.optimizer.load_state_dict(content["optimizer"])
             self.step, self.epoch, self.seen = (content["position"][name] for name in ("step", "epoch", "seen"))
             torch.set_rng_state(content["random"])

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib.config import UserError
+from course_lib.parallel.shard import blocks, make_mesh, shard
 from course_lib.unet import UNet
 
 NAMES = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
@@ -85,11 +84,6 @@ def fake_world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def parts(model: UNet) -> list[nn.Module]:
-    """What is sharded as one: each block of the UNet."""
-    return [*model.down, model.bottom, *model.up]
-
-
 def ddp(model: UNet, bucket_mb: float) -> nn.Module:
     wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
 
@@ -103,14 +97,6 @@ def ddp(model: UNet, bucket_mb: float) -> nn.Module:
     return wrapped
 
 
-def shard(model: UNet, *shape: int) -> nn.Module:
-    """FSDP2 over one dimension of ranks; over two (groups, ranks in each) it is HSDP: sharded inside, replicated across."""
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-    for part in parts(model):
-        fully_shard(part, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
 def count(
     strategy: str, make: Callable[[], UNet], x: torch.Tensor, *, ranks: int, bucket_mb: float = 25.0, inside: int = 8
 ) -> Traffic:
@@ -119,8 +105,8 @@ def count(
         raise UserError(f"{ranks} ranks can't be divided into groups of {inside}")
     wrap = {
         "ddp": lambda model: ddp(model, bucket_mb),
-        "fsdp": lambda model: shard(model, ranks),
-        "hsdp": lambda model: shard(model, ranks // inside, inside),
+        "fsdp": lambda model: shard(model, make_mesh("cpu", ranks)),
+        "hsdp": lambda model: shard(model, make_mesh("cpu", ranks // inside, inside)),
     }
     if strategy not in wrap:
         raise UserError(f"the simulation knows {', '.join(wrap)}, not {strategy!r}")
@@ -148,14 +134,14 @@ def fsdp_bytes(model: UNet, ranks: int) -> float:
     The weights of the root (here the head) stay after forward. And S is what FSDP2 really sends: it cuts the first
     dimension into n equal pieces, padding what does not divide.
     """
-    inner = [padded(part, ranks) for part in parts(model)]
+    inner = [padded(block, ranks) for block in blocks(model)]
     return (ranks - 1) / ranks * (3 * sum(inner) + 2 * padded(model.head, ranks))
 
 
 def hsdp_bytes(model: UNet, ranks: int, inside: int = 8) -> float:
     """FSDP inside each group; then every rank averages its piece of the gradients with its fellows in the other groups."""
     groups = ranks // inside
-    piece = sum(padded(part, inside) for part in [*parts(model), model.head]) / inside
+    piece = sum(padded(block, inside) for block in [*blocks(model), model.head]) / inside
     return fsdp_bytes(model, inside) + 2 * (groups - 1) / groups * piece
 
 

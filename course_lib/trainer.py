@@ -52,12 +52,19 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: Callable, batches, world: World = World(), *, score=SquaredError(), shared: int = 1) -> dict:
+def evaluate(
+    model: Callable, batches, world: World = World(), *, score=SquaredError(), shared: int = 1, calls: int = 0
+) -> dict:
     """A task's loss and score over all samples of all ranks: sums and counts, never means of means.
 
     shared: how many ranks have the same samples, because they share a model.
+    calls:  how often every rank must call the model; where weights are sharded, the others wait for it.
     """
-    total = sum(score.sums(model(x), y) for x, y in batches)
+    total, called = 0, 0
+    for x, y in batches:
+        total, called = total + score.sums(model(x), y), called + 1
+    for _ in range(called, calls):
+        model(x)
     return score.result(sum_over_ranks(total / shared, world).tolist())
 
 
@@ -116,7 +123,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     model = make_model(config, task).to(world.device)
     timeline = Timeline() if config.timeline else None
     wrapped, sync = strategy(model, world, config, timeline)
-    state = State(model, torch.optim.Adam(model.parameters()), launch=world.launch)
+    several = False if config.strategy == "tp" else None  # weights at once on a GPU: not if some are DTensors, some not
+    state = State(model, torch.optim.Adam(model.parameters(), foreach=several), launch=world.launch)
     saved = config.run / "checkpoint.pt"
     if config.resume or (world.launch and launch_of(saved) == world.launch):  # restarted by the launcher
         state.load(saved, config)
@@ -126,8 +134,7 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     def save() -> None:
         if isinstance(wrapped, Pipeline):
             wrapped.bring_together(state.optimizer)
-        if world.is_main:
-            state.save(saved, config)
+        state.save(saved, config, write=world.is_main)
 
     steps = min(config.epochs * len(whole), config.max_steps or config.epochs * len(whole))
 
@@ -153,7 +160,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
             loader = make_loader(config, task.valid, held_out, world)
             broadcast(model.buffers(), world)  # BatchNorm's averages differ from rank to rank
             shared = world.world_size // data.world_size
-            metrics = evaluate(wrapped.eval(), loader, world, score=task.score, shared=shared)
+            calls = math.ceil(len(task.valid) / data.world_size / config.batch)  # of the rank with the most samples
+            metrics = evaluate(wrapped.eval(), loader, world, score=task.score, shared=shared, calls=calls)
             require_finite(metrics["loss"], state.step)  # before the last good checkpoint is replaced
             log.write("eval", step=state.step, epoch=state.epoch, **metrics)
             progress.note(f"step {state.step}  validation loss {metrics['loss']:.4f}")

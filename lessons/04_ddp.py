@@ -261,9 +261,9 @@ print(f"one by one takes {measured['one by one'] / measured['all in one']:.0f} t
 # each gradient is a view of its bucket, so that nothing is copied back:
 
 # %%
-from course_lib.parallel.ddp import Bucket, bucketed
+from course_lib.parallel.ddp import Bucket, add_up, bucketed
 
-show(Bucket, bucketed)
+show(Bucket, bucketed, add_up)
 
 # %% [markdown]
 # ## Third way: overlap

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from course_lib.config import Config, UserError
-from course_lib.parallel import ddp, staged
+from course_lib.parallel import ddp, shard, staged, tensor
 from course_lib.parallel.dp import DataParallel
 from course_lib.parallel.split import Split
 from course_lib.world import World
@@ -47,6 +47,8 @@ TOGETHER = {
     "ddp_naive": ddp.naive,
     "ddp_bucketed": ddp.bucketed,
     "ddp_overlapped": ddp.overlapped,
+    "fsdp": shard.fsdp,
+    "hsdp": shard.hsdp,
 }
 SHARED = {  # ranks that share one model
     "pipeline_naive": staged.pipeline("naive"),
@@ -54,6 +56,7 @@ SHARED = {  # ranks that share one model
     "pipeline_1f1b": staged.pipeline("1f1b"),
     "hybrid": staged.pipeline("naive"),
     "spatial": staged.spatial,
+    "tp": tensor.tensor_parallel,
 }
 STRATEGIES = ALONE | TOGETHER | SHARED
 

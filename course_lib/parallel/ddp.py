@@ -91,13 +91,14 @@ def make_buckets(parameters: Sequence[nn.Parameter], megabytes: float) -> list[B
 def bucketed(model: nn.Module, world: World, config: Config = Config(), timeline=None):
     """Average the gradients in a few large pieces: far fewer messages, each of which costs its latency."""
     buckets = make_buckets(start_equal(model, world), config.bucket_mb)
+    return model, lambda: add_up(buckets, world.world_size, timeline)
 
-    def sync() -> None:
-        for bucket in buckets:
-            all_reduce(bucket.fill(world.world_size), timeline).wait()
-            bucket.hand_back()
 
-    return model, sync
+def add_up(buckets: Sequence[Bucket], divide_by: int, timeline=None, group=None) -> None:
+    """One bucket after the other: together in one tensor, over all ranks, back to the parameters."""
+    for bucket in buckets:
+        all_reduce(bucket.fill(divide_by), timeline, group).wait()
+        bucket.hand_back()
 
 
 # ---- 3. overlapped: a bucket leaves while backward still computes the next ones --------------------------------------------
@@ -180,9 +181,9 @@ def _noted(bucket: dist.GradBucket, world_size: int, timeline) -> torch.futures.
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def all_reduce(tensor: torch.Tensor, timeline=None) -> dist.Work:
-    """Start to add up a tensor over all ranks; a timeline notes when that began and when it was done."""
-    work = dist.all_reduce(tensor, async_op=True)
+def all_reduce(tensor: torch.Tensor, timeline=None, group=None) -> dist.Work:
+    """Start to add up a tensor over all ranks (of a group); a timeline notes when that began and when it was done."""
+    work = dist.all_reduce(tensor, group=group, async_op=True)
     if timeline:
         timeline.follow(work.get_future(), "communicate")
     return work

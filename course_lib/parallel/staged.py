@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.config import Config, UserError
-from course_lib.parallel.ddp import start_equal
+from course_lib.parallel.ddp import add_up, make_buckets, start_equal
 from course_lib.parallel.pipeline import GPipe, torch_schedule
 from course_lib.parallel.spatial import spread, strip
 from course_lib.parallel.split import split
@@ -21,7 +21,7 @@ from course_lib.world import World
 
 def ranks_a_copy(config: Config, world: World) -> int:
     """How many ranks share one copy of the model, and therefore the same samples."""
-    if config.strategy in ("pipeline_naive", "pipeline_gpipe", "pipeline_1f1b", "spatial"):
+    if config.strategy in ("pipeline_naive", "pipeline_gpipe", "pipeline_1f1b", "spatial", "tp"):
         return world.world_size
     return config.devices if config.strategy == "hybrid" else 1
 
@@ -60,6 +60,7 @@ class Pipeline(nn.Module):
         self.stages = split(model, share)
         self.number, self.last = world.rank % share, world.rank // share * share + share - 1  # the last stage's rank
         self.stage, self.pipes, self.theirs = self.stages[self.number], {}, None
+        self.buckets = make_buckets(list(self.stage.parameters()), config.bucket_mb) if self.copies > 1 else []
 
     def pipe(self, x: torch.Tensor, micro_batches: int) -> GPipe:
         """Images of each size have their own shapes between the stages."""
@@ -96,8 +97,7 @@ class Pipeline(nn.Module):
 
     def sync(self) -> None:
         """The copies of a stage average their gradients, as in DDP."""
-        for parameter in self.stage.parameters() if self.copies > 1 else ():
-            dist.all_reduce(parameter.grad.div_(self.copies), group=self.fellows)
+        add_up(self.buckets, self.copies, self.timeline, self.fellows)
 
     @torch.no_grad()
     def bring_together(self, optimizer: torch.optim.Optimizer) -> None:
@@ -159,7 +159,7 @@ class Strips(nn.Module):
 
     def __init__(self, model: nn.Module, world: World, config: Config):
         super().__init__()
-        start_equal(model, world)
+        self.buckets = make_buckets(start_equal(model, world), config.bucket_mb)
         self.module, self.depth = spread(model), config.depth
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -167,8 +167,7 @@ class Strips(nn.Module):
 
     def sync(self) -> None:
         """Each rank's gradients are those of its strip's part of the loss: they add up."""
-        for parameter in self.module.parameters():
-            dist.all_reduce(parameter.grad)
+        add_up(self.buckets, 1)
 
 
 def spatial(model: nn.Module, world: World, config: Config = Config(), timeline=None):
