@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from course_lib.config import Config, UserError
 
@@ -57,14 +56,16 @@ def launch_of(path: Path) -> str:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of which the ranks have parts, brought together on all of them."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """A tensor of which the ranks have parts (a DTensor), brought together on all of them."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def like(there: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
     """A whole tensor, as this rank has the one that it shall replace: the same part of it."""
-    if not isinstance(there, DTensor):
+    if not hasattr(there, "full_tensor"):
         return tensor
+    from torch.distributed.tensor import distribute_tensor  # a second's import, which those without parts don't need
+
     return distribute_tensor(tensor.to(there.device), there.device_mesh, there.placements, src_data_rank=None)
 
 

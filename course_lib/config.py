@@ -62,7 +62,9 @@ class Config:
     seed: int = _option(0, "of the weights and of the order of the samples")
 
     strategy: str = _option("single", "how the ranks share the work: a name in course_lib.parallel.STRATEGIES")
-    devices: int = _option(2, "stages of --strategy split and hybrid; threads of dp where there is no GPU")
+    devices: int = _option(
+        2, "stages of --strategy split and hybrid, ranks in a group of hsdp; threads of dp where there is no GPU"
+    )
     bucket_mb: float = _option(25.0, "megabytes of gradients that the ddp strategies send at once")
     micro_batches: int = _option(4, "pieces of each batch that follow each other through a pipeline")
     launcher: str = _option("env", "who says which rank this is: RANK, WORLD_SIZE … or MPI", ["env", "mpi"])

@@ -103,6 +103,14 @@ def split_waiting(timelines: Sequence[Timeline]) -> list[Timeline]:
     return list(timelines)
 
 
+def idle_share(timelines: Sequence[Timeline]) -> float:
+    """The part of all ranks' time in which they wait, of that in which they wait or compute."""
+    waiting, working = (
+        sum(each.total(kind) for each in timelines for kind in kinds) for kinds in (("wait",), ("forward", "backward"))
+    )
+    return waiting / (waiting + working)
+
+
 def share_during(timelines: Sequence[Timeline], kind: str, other: str) -> float:
     """The part of all time of one kind, on all ranks, in which the same rank was also busy with another kind."""
     spans = [(each, [s for s in each.spans if s.kind == other]) for each in timelines]

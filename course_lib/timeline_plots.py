@@ -87,7 +87,8 @@ def timeline(runs: Mapping[str, Sequence[Timeline]], *, skip: int = 3, steps: in
                 row = (len(found) - 1 - rank) * 2.4 + 1 - lane
                 _draw_spans(axis, each, dict.fromkeys(kinds, row), first=first, last=last)
         places = [(len(found) - 1 - rank) * 2.4 + 1 - lane for rank in range(len(found)) for lane in (0, 1)]
-        axis.set_yticks(places, [text for rank in range(len(found)) for text in (f"rank {rank} computes", "sends")])
+        below = "sends" if any(each.total("communicate") for each in found) else "waits"
+        axis.set_yticks(places, [text for rank in range(len(found)) for text in (f"rank {rank} computes", below)])
         axis.tick_params(axis="y", labelsize=8)
         axis.set_title(name, fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
@@ -98,6 +99,28 @@ def timeline(runs: Mapping[str, Sequence[Timeline]], *, skip: int = 3, steps: in
     figure.legend(
         handles, [NAMES.get(kind, kind) for kind in shown], loc="outside upper center", ncols=4, frameon=False
     )
+    plt.show()
+
+
+def schedules(plans: Mapping[str, Sequence[Sequence]]) -> None:
+    """Pipelines on paper, a row a stage: light boxes are forward, dark ones backward, with their micro-batch's number."""
+    stages = max(len(plan) for plan in plans.values())
+    _, axes = plt.subplots(
+        len(plans), 1, figsize=(8, len(plans) * (0.35 * stages + 0.8)), layout="constrained", sharex=True, squeeze=False
+    )
+    for axis, (name, plan) in zip(axes.flat, plans.items()):
+        for row, stage in enumerate(plan):
+            for slot in stage:
+                box = {"left": slot.start, "width": slot.end - slot.start, "height": 0.9}
+                axis.barh(-row, color=KINDS[slot.kind], edgecolor="white", **box)
+                if slot.end - slot.start > 0.6:  # there is room for it
+                    place, colour = (slot.start + slot.end) / 2, "white" if slot.kind == "backward" else "black"
+                    axis.text(place, -row, slot.number + 1, ha="center", va="center", fontsize=8, color=colour)
+        axis.set_yticks([-row for row in range(len(plan))], [f"stage {row}" for row in range(len(plan))])
+        axis.set_title(name, fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xlabel("time")
+        axis.label_outer()
     plt.show()
 
 

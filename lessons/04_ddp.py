@@ -776,4 +776,4 @@ numbers(
 #   that is for lessons 07 and 08.
 # - Sampler and epoch, (sum, count), learning rate and BatchNorm are where data parallel training goes wrong silently.
 #
-# **Next:** 05 · Launch, on one node and on many, with restarts, checkpoints and Slurm.
+# **Next:** [05 · Launch](05_launch.ipynb), on one node and on many, with restarts, checkpoints and Slurm.

@@ -632,4 +632,4 @@ numbers(
 # - A Slurm job that is told in good time saves, stops and comes back, as often as it takes.
 # - For hangs: short time-outs, the Flight Recorder, py-spy, and the debug mode. Look for the rank that differs.
 #
-# **Next:** 06 · Scaling: how much faster are more ranks, and when do they stop helping?
+# **Next:** [06 · Scaling](06_scaling.ipynb): how much faster are more ranks, and when do they stop helping?

@@ -411,3 +411,17 @@ def test_the_single_strategy_under_two_ranks_is_refused_by_both(config):
     together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for process in [start_rank(config, RANK=rank, **together) for rank in ("0", "1")]:
         assert_complains(process, "--strategy single is for one rank, and 2 were started")
+
+
+def test_a_rank_starts_without_what_only_some_strategies_need():
+    """DTensor and FSDP take a second or two to import: on every rank of every run, if nobody looks."""
+    code = "import sys, course_lib.train; print([name for name in sys.modules if name in %r])"
+    heavy = (
+        "torch.distributed.tensor",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "matplotlib",
+        "pandas",
+    )
+    done = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

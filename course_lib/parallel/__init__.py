@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from course_lib.config import Config, UserError
-from course_lib.parallel import ddp, shard, staged, tensor
+from course_lib.parallel import ddp, shard, staged
 from course_lib.parallel.dp import DataParallel
 from course_lib.parallel.split import Split
 from course_lib.world import World
@@ -41,6 +41,13 @@ def split_model(model: nn.Module, world: World, config: Config = Config(), timel
     return Split(model, devices, timeline=timeline), nothing
 
 
+def tensor_parallel(model: nn.Module, world: World, config: Config = Config(), timeline=None) -> Wrapped:
+    """Single layers over all ranks."""
+    from course_lib.parallel import tensor  # DTensor takes a second to import
+
+    return tensor.tensor_parallel(model, world, config, timeline)
+
+
 ALONE = {"single": single, "dp": data_parallel, "split": split_model}
 TOGETHER = {
     "ddp": ddp.ddp,
@@ -56,7 +63,7 @@ SHARED = {  # ranks that share one model
     "pipeline_1f1b": staged.pipeline("1f1b"),
     "hybrid": staged.pipeline("naive"),
     "spatial": staged.spatial,
-    "tp": tensor.tensor_parallel,
+    "tp": tensor_parallel,
 }
 STRATEGIES = ALONE | TOGETHER | SHARED
 

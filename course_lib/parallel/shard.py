@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from course_lib.config import Config, UserError
 from course_lib.parallel.ddp import start_equal
@@ -109,6 +107,8 @@ def make_mesh(device: str, *shape: int) -> DeviceMesh:
 
 def shard(model: UNet, mesh: DeviceMesh, **options) -> UNet:
     """FSDP2 over a line of ranks; over a table it is HSDP: sharded inside a group, replicated across the groups."""
+    from torch.distributed.fsdp import fully_shard  # an import of two seconds, which no other strategy needs
+
     for block in blocks(model):
         fully_shard(block, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
@@ -136,8 +136,8 @@ def hsdp(model: UNet, world: World, config: Config = Config(), timeline=None):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """This rank's part of a tensor: of a DTensor, or all of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -1,0 +1,529 @@
+# %% [markdown]
+# # 07 · Model parallel: one model over several devices
+#
+# So far every rank had the whole model, and a part of the data. That ends when the model, or what it must keep of a single
+# sample, no longer fits into one device. Then the *model* has to be divided. This lesson cuts it in two directions: across,
+# into stages that follow each other, as on an assembly line; and along the image, so that each rank has a strip of it.
+#
+# After this lesson
+#
+# 1. you have cut a UNet that knows nothing of it, and seen what has to cross the cut;
+# 2. you have predicted how long the stages of a pipeline wait for each other, and seen them do it;
+# 3. you have split images over ranks, with halos, and know when that is the better cut;
+# 4. you have proved that all of it trains what one process trains.
+#
+# **New since lesson 06:** ranks that see the *same* samples, because they share one model. Task, trainer and log are those of
+# lesson 01.
+
+# %% tags=["parameters"]
+data = "../data/years"
+runs = "../runs"
+width = 16
+depth = 2
+batch = 8
+micro_batches = 4
+max_steps = 20  # of the training runs that are compared
+
+# %%
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_lib import plots, ranks
+from course_lib.cockpit import Table
+from course_lib.config import Config
+from course_lib.data.tasks import make_task
+from course_lib.lesson import numbers, show
+from course_lib.trainer import fit, make_model
+
+config = Config(data=data, runs=runs, width=width, depth=depth, batch=batch, micro_batches=micro_batches)
+config = config.replace(max_steps=max_steps, log_every=max_steps, launcher="mpi", timeout=60)
+task = make_task(config)
+model = make_model(config, task)
+x, y = (torch.stack(tensors) for tensors in zip(*[task.train[n] for n in range(batch)]))
+print(f"a batch: {tuple(x.shape)} → {tuple(y.shape)}; {sum(p.numel() for p in model.parameters()):,} parameters")
+
+# %% [markdown]
+# ## Where to cut
+#
+# A sequence of layers can be cut anywhere: what crosses is the activation. A UNet is not quite a sequence, for it has skip
+# connections. But one can still walk through it piece by piece and, at any point, say what is needed later: the activation,
+# and all skips that have not been used yet. `pieces` does that from outside. It holds the model's own blocks, copies nothing,
+# and the UNet is not told.
+
+# %%
+from course_lib.parallel import split
+
+show(split.Down, split.Up, split.pieces)
+
+# %% [markdown]
+# *Before you look: the picture gets smaller on the way down. Is the lowest level the cheapest place to cut?*
+
+# %%
+from course_lib.parallel.pipeline import crossings
+
+parts = split.pieces(model)
+crossing = crossings([split.Stage([part]) for part in parts], x)
+rows, after = [], []
+for number, (part, state) in enumerate(zip(parts, crossing[1:]), start=1):
+    size = sum(torch.Size(one.shape).numel() * 4 for one in state)
+    weights = sum(p.numel() for p in part.parameters())
+    after.append(size)
+    shapes = " + ".join("×".join(map(str, one.shape[1:])) for one in state)
+    rows.append((f"{number} · {type(part).__name__}", f"{weights:,}", shapes, f"{size / 1e6:.2f}"))
+assert after[depth] == max(after)  # behind the lowest level
+Table(("piece", "parameters", "what leaves it, a sample (channels×y×x)", "MB a batch"), rows)
+
+# %% [markdown]
+# No, it is the dearest: the skips of all levels above are still waiting, and they cross every cut between their block on the
+# way down and its partner on the way up. The activation itself is first in each row, then the skips, the newest first; the
+# last is the image itself, which the output will be added to. Cut low and you divide the *weights* well, most of which are at
+# the bottom. But you always pay for the skips.
+#
+# Now cut it in two. `Split` puts each stage on its own device and hands over what crosses; here both devices are the CPU, on
+# a node with two GPUs they are `cuda:0` and `cuda:1`.
+
+# %%
+show(split.Split.forward)
+
+# %%
+import copy
+
+halves = split.Split(copy.deepcopy(model), ["cpu", "cpu"])
+for output, name in ((halves(x), "two devices"), (model(x), "one device")):
+    F.mse_loss(output, y).backward()
+    print(f"{name}: loss {F.mse_loss(output, y).item():.6f}")
+pairs = list(zip(halves.parameters(), model.parameters()))
+assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+print(f"{len(pairs)} gradients are equal to the last bit")
+
+# %% [markdown]
+# Equal to the last bit, not nearly: the same operations in the same order, only in another place. Any `nn.Sequential` is cut
+# by the same function. Here is a small net in the manner of EfficientNet: each block widens its channels, looks at its
+# neighbourhood one channel at a time, and narrows them again.
+
+
+# %%
+def block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    wide = 4 * inputs
+    return nn.Sequential(
+        nn.Conv2d(inputs, wide, 1),
+        nn.SiLU(),
+        nn.Conv2d(wide, wide, 3, stride=stride, padding=1, groups=wide),  # one channel at a time
+        nn.SiLU(),
+        nn.Conv2d(wide, outputs, 1),
+    )
+
+
+torch.manual_seed(0)
+end = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10))
+efficient = nn.Sequential(block(task.inputs, 8, 2), block(8, 16, 2), block(16, 24, 2), end)
+stages = split.split(efficient, 3)
+state = x
+for stage in stages:
+    state = stage(state)
+assert torch.equal(state, efficient(x))
+print("pieces in each stage:", [len(stage.parts) for stage in stages])
+
+# %% [markdown]
+# ## Balance
+#
+# The slowest stage sets the pace. Which pieces are slow? Parameters are a poor guide: in a UNet most of them are where the
+# image is smallest. So measure each piece, forward and backward, and let `find_cuts` choose the cuts for which the dearest
+# stage is as cheap as it can be.
+
+# %%
+costs = split.measure_costs(parts, x)
+by_weight = split.find_cuts([sum(p.numel() for p in part.parameters()) for part in parts], 2)
+by_time = split.find_cuts(costs, 2)
+names = [f"{number} {type(part).__name__}" for number, part in enumerate(parts, start=1)]
+total = sum(p.numel() for p in model.parameters())
+share = {
+    "parameters": {n: 100 * sum(p.numel() for p in part.parameters()) / total for n, part in zip(names, parts)},
+    "measured time": {n: 100 * cost / sum(costs) for n, cost in zip(names, costs)},
+}
+plots.grouped_bars(share, ylabel="share of the model (%)")
+for what, cuts in (("parameters", by_weight), ("time", by_time)):
+    slowest = max(sum(costs[: cuts[0]]), sum(costs[cuts[0] :])) / sum(costs)
+    print(f"balanced by {what}: cut after piece {cuts[0]}, the slower stage has {slowest:.0%} of the work")
+
+# %% [markdown]
+# If your two bars of a piece differ a lot, that is the reason to measure. (Our trainer, which must choose before anything has
+# run, and in the same way on all ranks, goes by the parameters.)
+#
+# ## Two ranks, one model
+#
+# Now for real: each rank holds one stage. Rank 0 computes the first half, sends what crosses, and rank 1 goes on. Then backward
+# the other way. *Both have half of the work. How long does each of them stand still?*
+
+# %%
+team = ranks.start(2)
+team["config"] = config
+
+# %%
+# %%px
+from course_lib.trainer import fit
+from course_lib.world import start as join_world
+
+world = join_world(config)
+counts = [count for count in (1, 2, 4, 8) if config.batch % count == 0]
+for pieces in counts:
+    recorded = config.replace(name=f"07_micro_{pieces}", strategy="pipeline_naive", micro_batches=pieces)
+    fit(recorded.replace(max_steps=8, log_every=8, timeline=8, width=2 * config.width), world)
+
+# %%
+from course_lib.timeline import read_timelines
+
+counts = team["counts"][0]
+recorded = {pieces: read_timelines(f"{runs}/07_micro_{pieces}") for pieces in counts}
+plots.timeline({"1 micro-batch": recorded[1], "4 micro-batches": recorded[4]}, steps=1)
+
+# %% [markdown]
+# Above: the whole batch as one piece. While one rank computes, the other waits (dark grey, in the lower row). Each works half of
+# the time, and two ranks are not faster than one: they only have more memory.
+#
+# Below: the same batch in several **micro-batches**. As soon as rank 0 is done with the first, rank 1 can begin, and rank 0 takes
+# the second. That is the assembly line, here in the order of *GPipe*: all forward, then all backward. What is left of the
+# waiting is where the line fills and where it drains, the **bubble**. On paper, with four stages (light: forward, dark: backward,
+# which takes twice as long):
+
+# %%
+from course_lib.parallel.schedules import idle, in_flight, plan
+
+plans = {
+    "1 micro-batch": plan("gpipe", 1, [micro_batches] * 4),
+    f"{micro_batches} micro-batches": plan("gpipe", micro_batches, [1.0] * 4),
+    f"{2 * micro_batches} micro-batches of half the size": plan("gpipe", 2 * micro_batches, [0.5] * 4),
+}
+plots.schedules(plans)
+for name, one in plans.items():
+    print(f"{name}: {idle(one):.0%} of the time nothing is done")
+
+# %% [markdown]
+# The formula can be read off the picture. With *p* stages and *m* micro-batches every stage works in *m* of *m* + *p* − 1 slots,
+# so the bubble is
+#
+# $$\frac{p-1}{m+p-1}.$$
+#
+# **Predict, then measure.** The cell above has trained with 1, 2, 4 and 8 micro-batches, and recorded how long the ranks waited
+# and how long they computed:
+
+# %%
+from course_lib.parallel.pipeline import bubble
+from course_lib.timeline import idle_share
+
+foretold = [100 * bubble(2, pieces) for pieces in counts]
+measured = [100 * idle_share(recorded[pieces]) for pieces in counts]
+plots.lines(
+    {"predicted": (counts, foretold), "measured": (counts, measured)},
+    xlabel="micro-batches",
+    ylabel="idle (%)",
+    dashed=["predicted"],
+)
+assert all(abs(idle(plan("gpipe", m, [1.0, 1.0])) - bubble(2, m)) < 1e-9 for m in counts)
+
+# %% [markdown]
+# *The measured line usually lies above the formula, and more so on the right. What has the formula left out?*
+#
+# <details><summary>Answer</summary>
+#
+# Three things. The stages are not equal, and the faster one waits for the slower one in every slot. Messages take time, and a
+# micro-batch has its own. And small micro-batches compute less efficiently. So there is a best number of micro-batches, neither
+# one nor the batch size. (On a machine with fewer free cores than ranks, the ranks also wait for a core.)
+#
+# </details>
+#
+# ## By hand
+#
+# The whole step is one screen: receive, compute, send; then the same backward. The gradient of what was received is what the
+# rank before is waiting for. A message that is sent without waiting (`isend`) lets the rank go on at once.
+
+# %%
+from course_lib.parallel.pipeline import GPipe
+
+show(GPipe.step)
+
+# %% [markdown]
+# Nothing in it is new mathematics: each micro-batch's loss is divided by their number, and gradients add up. That is the
+# accumulation of lesson 04, spread over ranks. Therefore it can be proved in the same way:
+
+# %%
+# %%px
+import torch
+from torch.nn import functional as F
+
+from course_lib.data.tasks import make_task
+from course_lib.parallel import split
+from course_lib.parallel.pipeline import GPipe, torch_schedule
+from course_lib.trainer import make_model
+
+task = make_task(config, world)
+x, y = (torch.stack(tensors) for tensors in zip(*[task.train[n] for n in range(config.batch)]))
+
+
+def gradients_of(way: str) -> list[torch.Tensor]:
+    """Of this rank's stage, after one step."""
+    stages = split.split(make_model(config, task), 2)
+    if way == "by hand":
+        GPipe(stages, x, micro_batches=config.micro_batches).step(x, y, F.mse_loss)
+    else:
+        schedule = torch_schedule(way, stages, x, micro_batches=config.micro_batches, measure=F.mse_loss)
+        schedule.step(*([x] if world.rank == 0 else []), **({"target": y} if world.rank == 1 else {}))
+    return [parameter.grad for parameter in stages[world.rank].parameters()]
+
+
+gradients = {way: gradients_of(way) for way in ("by hand", "gpipe", "1f1b")}
+
+# %%
+accumulated = make_model(config, task)
+for some, targets in zip(x.chunk(micro_batches), y.chunk(micro_batches)):
+    (F.mse_loss(accumulated(some), targets) / micro_batches).backward()
+whole = [p.grad for stage in split.split(accumulated, 2) for p in stage.parameters()]
+by_rank = team["gradients"]
+for way in by_rank[0]:
+    mine = by_rank[0][way] + by_rank[1][way]  # the first stage's, then the second's
+    apart = max((a - b).abs().max().item() for a, b in zip(mine, whole, strict=True))
+    assert apart < 1e-6
+    print(f"{way:8} {len(mine)} gradients over two ranks; from plain accumulation they differ by at most {apart:.1g}")
+
+# %% [markdown]
+# ## PyTorch's own, and another order
+#
+# The other two lines are `torch.distributed.pipelining` over the very same stages. It takes a stage, says what comes in and
+# what goes out, and a schedule does the rest:
+
+# %%
+from course_lib.parallel.pipeline import torch_schedule
+
+show(torch_schedule)
+
+# %% [markdown]
+# **1F1B** (one forward, one backward) is a second schedule. A stage begins with a micro-batch's backward as soon as it can,
+# instead of waiting until all are forward:
+
+# %%
+both = {name: plan(name, 2 * micro_batches, [1.0] * 4) for name in ("gpipe", "1f1b")}
+plots.schedules(both)
+for name, one in both.items():
+    print(
+        f"{name}: idle {idle(one):.0%}; micro-batches kept by each stage at the same time: {[in_flight(s) for s in one]}"
+    )
+assert abs(idle(both["gpipe"]) - idle(both["1f1b"])) < 1e-9
+
+# %% [markdown]
+# *The bubble is the same. What is better?*
+#
+# <details><summary>Answer</summary>
+#
+# The memory. Between its forward and its backward a micro-batch's activations must be kept. GPipe keeps those of all
+# micro-batches, on every stage; 1F1B at most as many as there are stages, however many micro-batches there are. So one can take
+# more micro-batches, and *that* makes the bubble small.
+#
+# </details>
+#
+# ## The other way to save memory
+#
+# Activations fill the memory, lesson 01 has shown, and there was a remedy without any other rank: keep only what enters a block
+# and compute the rest again (`--checkpointing`). It goes together with all of the above. What autograd keeps for one batch:
+
+# %%
+from course_lib.unet import measure_activations
+
+lean = make_model(config.replace(checkpointing=True), task).train()
+stage = split.split(model, 2)[0].train()
+small = x[: batch // micro_batches]
+kept = {
+    "one device": measure_activations(model.train(), x),
+    "one device, recomputing": measure_activations(lean, x),
+    "first of 2 stages, GPipe": micro_batches * measure_activations(stage, small),
+    "first of 2 stages, 1F1B": min(2, micro_batches) * measure_activations(stage, small),
+    "first of 2, 1F1B, recomputing": min(2, micro_batches)
+    * measure_activations(split.split(lean, 2)[0].train(), small),
+}
+plots.bars({name: size / 1e6 for name, size in kept.items()}, xlabel="activations kept (MB)")
+assert kept["first of 2, 1F1B, recomputing"] < kept["first of 2 stages, 1F1B"] < kept["first of 2 stages, GPipe"]
+assert kept["first of 2 stages, GPipe"] < kept["one device"]
+
+# %% [markdown]
+# The price of recomputing is a third more work; the price of the pipeline is the bubble and the messages. Large models pay both.
+#
+# ## Both at once: 2 × 2
+#
+# Pipelines do not replace data parallel training, they multiply with it. Four ranks: two copies of the model, each in two
+# stages. The copies see different samples; within a copy the ranks see the same. And each stage averages its gradients with the
+# same stage of the other copy, as DDP does:
+#
+# | | stage 0 | stage 1 |
+# |---|---|---|
+# | **copy 0**, first half of the samples | rank 0 | rank 1 |
+# | **copy 1**, second half | rank 2 | rank 3 |
+#
+# Messages along a row are activations, messages down a column are gradients. Such a table of ranks is called a *mesh*; lesson 08
+# starts from there. In the trainer it is one word, `--strategy hybrid`, with `--devices` stages to a copy.
+
+# %%
+hybrid = config.replace(name="07_hybrid", strategy="hybrid", launcher="env", batch=batch // 2)
+print("torchrun --standalone --nproc-per-node 4 -m course_lib.train", *hybrid.arguments(), "\n")
+ranks.torchrun(4, hybrid)
+
+# %% [markdown]
+# ## Another cut: along the image
+#
+# A stage has all of the image and some of the layers. One can also give each rank all of the layers and some of the image: a
+# strip of rows. (Weather models have been parallel in this way for decades; they call it domain decomposition.) Every rank then
+# computes the same thing at the same time, and there is no bubble at all. *What goes wrong at the seams?*
+
+# %%
+# %%px
+from course_lib.parallel.spatial import spread, strip
+
+torch.manual_seed(1)
+layer = torch.nn.Conv2d(task.inputs, 1, 3, padding=1, padding_mode=config.padding, bias=False)
+mine = strip(x[:1])  # this rank's rows
+with torch.no_grad():
+    without = layer(mine)
+    with_halo = spread(layer)(mine)
+
+# %%
+torch.manual_seed(1)
+layer = nn.Conv2d(task.inputs, 1, 3, padding=1, padding_mode=config.padding, bias=False)
+with torch.no_grad():
+    right = layer(x[:1])
+errors = {
+    name: (torch.cat(team[variable], dim=-2) - right).abs()[0, 0]
+    for name, variable in (("strips alone", "without"), ("strips with halos", "with_halo"))
+}
+plots.fields({f"error of {name}": error.numpy() for name, error in errors.items()})
+assert errors["strips alone"].max() > 0.01 and errors["strips with halos"].max() < 1e-5
+
+# %% [markdown]
+# A 3 × 3 convolution looks one row beyond its strip. Alone, a rank finds nothing there, or the wrong thing, and the rows at the
+# seams are wrong; after a few layers that would spread over the image. So before each convolution neighbours exchange their edge
+# rows, the **halo**. In backward the gradients of those rows travel back to whom they belong:
+
+# %%
+from course_lib.parallel import spatial
+
+show(spatial.Halo, spatial.StripConv2d)
+
+# %% [markdown]
+# A normalisation, too, looks at the whole image: its mean and variance are sums, and sums over strips can be added up. Pooling
+# and growing look at one place only, as long as a strip's rows can be halved evenly. *How much is sent? Compare with the cut
+# between two stages.*
+
+# %%
+height, breadth = x.shape[-2:]
+blocks = [width * 2**level for level in range(depth + 1)]
+halo = 0  # values for one sample that one rank sends to one neighbour in forward
+for level, channels in enumerate(blocks):
+    inputs = blocks[level - 1] if level else task.inputs
+    row = breadth >> level
+    halo += (inputs + channels) * row  # down, or at the bottom
+    halo += (2 * channels + channels) * row if level < depth else 0  # and up
+rows = [
+    ("a pipeline's cut", f"{after[by_weight[0] - 1] / batch / 1e3:.0f}", "(p−1) of (m+p−1) slots"),
+    ("halos, to each neighbour", f"{4 * halo / 1e3:.0f}", "none"),
+]
+Table(("", "kB a sample in forward", "idle"), rows)
+
+# %% [markdown]
+# It is the circumference that travels, not the area: the larger the image, the better for strips. That is why high-resolution
+# weather and microscopy nets are cut this way, and language models, which have no image, are not.
+#
+# ## All the same
+#
+# Every strategy of this lesson, in the trainer, with the same samples and the same seed; one process beside them.
+
+# %%
+# %%px
+from course_lib.parallel import SHARED
+
+names = [name for name in ("pipeline_naive", "pipeline_gpipe", "pipeline_1f1b", "spatial") if name in SHARED]
+losses = {name: fit(config.replace(name=f"07_{name}", strategy=name), world).metrics["loss"] for name in names}
+
+# %%
+from course_lib.metrics import read_log
+
+alone = fit(config.replace(name="07_single", strategy="single", launcher="env")).metrics["loss"]
+devices = fit(config.replace(name="07_split", strategy="split", launcher="env")).metrics["loss"]
+ends = [event["loss"] for event in read_log(f"{runs}/07_hybrid") if event["event"] == "eval"]
+losses = {"single": alone, "split": devices} | team["losses"][0] | {"hybrid": ends[-1]}
+for name, loss in losses.items():
+    print(f"{name:15} validation loss {loss:.6f}")
+    assert abs(loss - alone) < 1e-3 * alone, name
+assert devices == alone  # the same operations in the same order
+
+# %% [markdown]
+# One word on the command line, and the same result to as many digits as the order of additions lets through. A checkpoint
+# of any of them can be continued by any other.
+
+# %%
+team.run("from course_lib.world import stop; stop(world)")
+team.stop()
+
+# %% [markdown]
+# ## On the cluster
+#
+# Stages on two nodes, or both on one with two GPUs; strips likewise:
+#
+#     sbatch slurm/07_model_parallel.sbatch --strategy pipeline_1f1b --micro-batches 8
+#     sbatch --nodes=1 --ntasks-per-node=4 slurm/07_model_parallel.sbatch --strategy spatial
+#
+# Put what talks most onto one node. In a mesh that is the row, where activations travel in every micro-batch.
+#
+# ## Questions
+#
+# *A model fits into one GPU, with its batch. Should you cut it to be faster?*
+#
+# <details><summary>Answer</summary>
+#
+# No. DDP sends gradients once a step and hides most of that; a pipeline sends activations all the time and idles in its bubble.
+# Cut only what does not fit. (Strips are the exception where the batch can't grow any more: they divide the time of a *single*
+# sample.)
+#
+# </details>
+#
+# *Why does the trainer refuse BatchNorm in a pipeline?*
+#
+# <details><summary>Answer</summary>
+#
+# It would take its mean over a micro-batch instead of the batch, so the result would depend on `--micro-batches`. GroupNorm
+# looks at one sample only.
+#
+# </details>
+#
+# *Your images have 100 rows and the UNet halves them twice. On how many ranks can you run strips?*
+#
+# <details><summary>Answer</summary>
+#
+# Each strip must be halved evenly twice, so 100 rows must be a multiple of 4 · ranks: on 1, 5 or 25. The trainer says so in one
+# line. Often it is easier to cut the images to a better size.
+#
+# </details>
+#
+# ## Numbers of this run
+
+# %%
+numbers(
+    pieces=len(parts),
+    crosses_the_cut_bytes=after[by_weight[0] - 1],
+    halo_bytes_a_sample=4 * halo,
+    kept_one_device=kept["one device"],
+    kept_gpipe=kept["first of 2 stages, GPipe"],
+    kept_1f1b=kept["first of 2 stages, 1F1B"],
+    loss_single=alone,
+    loss_1f1b=losses["pipeline_1f1b"],
+    loss_hybrid=losses["hybrid"],
+    loss_spatial=losses["spatial"],
+)
+
+# %% [markdown]
+# ## What you have seen
+#
+# - A model can be cut from outside. What crosses is the activation and every skip that is still needed.
+# - Two stages without micro-batches take turns. With *m* of them (*p* − 1)/(*m* + *p* − 1) of the time is lost, and more.
+# - GPipe and 1F1B have the same bubble; 1F1B keeps fewer activations. Recomputing keeps fewer still.
+# - Strips have no bubble and send the seams only; every layer that looks beyond its place has to be taught to ask.
+# - Every one of them equals the training of one process, and so does a 2 × 2 mesh of pipelines and DDP.
+#
+# **Next:** [08 · Sharding](08_sharding.ipynb): keep the model in one piece, but store each weight only once.

@@ -1,0 +1,591 @@
+# %% [markdown]
+# # 08 · Sharding: every weight once
+#
+# DDP has one waste that nobody sees: all ranks keep the same weights, the same averages of Adam, and after every step the same
+# gradients. On 64 ranks everything is there 64 times. *Sharding* keeps each number on one rank, and lends it to the others when
+# they need it. The model stays in one piece, and the data is shared as in DDP.
+#
+# After this lesson
+#
+# 1. you have sharded an optimizer and gradients by hand, and seen what each stage saves;
+# 2. you know DeviceMesh and DTensor, the two words in which PyTorch says all of this;
+# 3. you have trained with FSDP, HSDP and tensor parallel, and proved them equal to one process;
+# 4. you have counted their messages, and saved a checkpoint on four ranks that two ranks have read.
+#
+# **New since lesson 07:** tensors of which each rank has only a part.
+
+# %% tags=["parameters"]
+data = "../data/years"
+runs = "../runs"
+width = 16
+batch = 4  # samples per step on each rank
+steps = 5  # of the proofs
+max_steps = 20  # of the training runs that are compared
+
+# %% [markdown]
+# ## Predict: what does a rank keep?
+#
+# Per weight, in bytes: 4 for the weight, 4 for its gradient, 8 for Adam's two averages. **ZeRO** (Rajbhandari et al., 2020) cuts
+# them one after the other. Stage 1 shards the optimizer's averages, stage 2 the gradients too, stage 3 the weights too.
+
+# %%
+import torch
+
+from course_lib import plots, ranks
+from course_lib.cockpit import Table
+from course_lib.config import Config
+from course_lib.data.tasks import make_task
+from course_lib.lesson import numbers, show
+from course_lib.parallel.shard import needed
+from course_lib.trainer import fit, make_model
+
+config = Config(data=data, runs=runs, width=width, batch=batch, max_steps=max_steps, log_every=max_steps)
+config = config.replace(launcher="mpi", timeout=60)
+task = make_task(config)
+model = make_model(config, task)
+show(needed)
+
+# %%
+stages = {0: "0: DDP", 1: "1: optimizer", 2: "2: + gradients", 3: "3: + weights (FSDP)"}
+series = {
+    f"{n} ranks": {
+        name: sum(needed(model, n, stage=stage).values()) / sum(needed(model, 1, stage=0).values())
+        for stage, name in stages.items()
+    }
+    for n in (2, 8, 64)
+}
+plots.grouped_bars(series, ylabel="memory of a rank, DDP = 1")
+
+# %% [markdown]
+# Activations are not in it: each rank keeps those of its own samples, as before. So sharding helps where the *weights* fill the
+# memory, as in language models with billions of them; for our small UNet we learn it, but do not need it.
+#
+# ## Two more collectives
+#
+# An all-reduce is two things in a row. **Reduce-scatter**: the sums are there, but each rank gets only its part. **All-gather**:
+# each rank has a part, and all get the whole. *So what is an all-reduce, in these words?*
+
+# %%
+team = ranks.start(2)
+team["config"], team["steps"] = config, steps
+
+# %%
+# %%px
+import torch
+import torch.distributed as dist
+
+from course_lib.world import start as join_world
+
+world = join_world(config)
+before = torch.arange(1.0, 5.0) * 10**world.rank
+scattered, gathered = torch.empty(2), torch.empty(4)
+dist.reduce_scatter_single(scattered, before)
+dist.all_gather_single(gathered, scattered)
+summed = before.clone()
+dist.all_reduce(summed)
+
+# %%
+plots.collective("reduce-scatter", team["before"], team["scattered"])
+plots.collective("all-gather", team["scattered"], team["gathered"])
+assert all(torch.equal(a, b) for a, b in zip(team["gathered"], team["summed"]))
+
+# %% [markdown]
+# One after the other they *are* the all-reduce: the assertion holds. This is all that ZeRO needs. Between the two halves each
+# rank has the finished sum of its part of the gradients. It updates just those weights, and has Adam's averages for just those.
+# Then the all-gather, of new weights instead of gradients: the same bytes as DDP, and less memory.
+#
+# ## ZeRO by hand
+#
+# The weights of a block lie side by side in one tensor, filled up so that all ranks get equally much. `mine` is a view of this
+# rank's part: what Adam changes there is changed in the model.
+
+# %%
+from course_lib.parallel.shard import Piece, ShardedAdam
+
+show(Piece, ShardedAdam.step)
+
+# %% [markdown]
+# In stage 1 every rank still gets all gradients, and uses its part. Stage 2 hands them in while backward runs, block by block
+# (a hook on every parameter, as in lesson 04), and lets go of what is not its own. So there are never the gradients of more
+# than one block. Both work in our `train_step` as they are, in the optimizer's place. (In double precision here: Adam divides
+# by the gradient's size, and where that is nearly zero it would make a visible step of a rounding error.)
+
+# %%
+# %%px --local
+from itertools import islice
+
+import torch
+
+from course_lib.data.batches import Batches
+from course_lib.data.tasks import make_task
+from course_lib.parallel.shard import ShardedAdam, fsdp, held
+from course_lib.trainer import make_model, train_step
+
+task = make_task(config)
+
+
+def fresh_model():
+    return make_model(config, task).double()
+
+
+def train(model, optimizer, world, batch: int):
+    for indices in islice(Batches(len(task.train), batch, world=world), steps):
+        samples = [task.train[index] for index in indices]
+        train_step(model, [torch.stack(tensors).double() for tensors in zip(*samples)], optimizer)
+    return model
+
+
+# %%
+# %%px
+kept, weights = {}, {}
+for stage in (0, 1, 2):
+    model = fresh_model()
+    if stage:
+        optimizer = ShardedAdam(model, world, stage=stage)
+        kept[stage] = held(train(model, optimizer, world, config.batch), optimizer.adam)
+    else:
+        ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        optimizer = torch.optim.Adam(model.parameters())
+        train(ddp, optimizer, world, config.batch)
+        kept[stage] = held(model, optimizer)
+        del ddp
+    weights[stage] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+# %%
+from course_lib.world import World
+
+model = fresh_model()
+optimizer = torch.optim.Adam(model.parameters())
+whole = train(model, optimizer, World(), 2 * batch).state_dict()
+by_rank = team["weights"]
+for stage, mine in by_rank[0].items():
+    assert all(torch.equal(mine[name], by_rank[1][stage][name]) for name in mine)
+    apart = max((mine[name] - whole[name]).abs().max().item() for name in mine)
+    assert apart < 1e-9
+    print(f"stage {stage}: both ranks equal to the last bit; from one process they differ by at most {apart:.1g}")
+
+# %%
+rows = []
+for stage, found in team["kept"][0].items():
+    for name, size in found.items():
+        rows.append((stage, name, f"{needed(model, 2, stage=stage)[name] / 1e3:.1f}", f"{size / 1e3:.1f}"))
+        assert 0.99 < size / needed(model, 2, stage=stage)[name] < 1.05, (stage, name)
+Table(("stage", "kB of", "predicted", "counted"), rows)
+
+# %% [markdown]
+# ## DeviceMesh and DTensor
+#
+# For stage 3 the weights themselves must be in parts, and every operation would have to know. PyTorch has two words for that.
+# A **DeviceMesh** is a table of ranks with a name for each direction, like that of lesson 07. A **DTensor** is a tensor over a
+# mesh: each rank has a part (`Shard(dim)`), or a copy (`Replicate()`), or a summand (`Partial()`). To go from one placement
+# to another *is* a collective:
+
+# %%
+# %%px
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
+table = torch.arange(12.0).reshape(4, 3)
+rows = distribute_tensor(table, mesh, [Shard(0)])
+print(f"{rows.placements}: {tuple(rows.shape)} over all, {tuple(rows.to_local().shape)} here")
+columns = rows.redistribute(placements=[Shard(1)])  # an all-to-all
+summand = DTensor.from_local(torch.ones(2) * (1 + world.rank), mesh, [Partial()])
+total = summand.redistribute(placements=[Replicate()])  # an all-reduce
+assert torch.equal(rows.full_tensor(), table) and total.to_local().tolist() == [3, 3]
+print(f"columns here: {columns.to_local().tolist()}")
+
+# %% [markdown]
+# | from | to | is |
+# |---|---|---|
+# | `Partial` | `Replicate` | all-reduce |
+# | `Partial` | `Shard` | reduce-scatter |
+# | `Shard` | `Replicate` | all-gather |
+# | `Shard(0)` | `Shard(1)` | all-to-all |
+# | `Replicate` | `Shard` | nothing: each keeps its part |
+#
+# Everything in this lesson is one of these lines.
+#
+# ## FSDP: the weights too
+#
+# `fully_shard` turns a module's parameters into DTensors, `Shard(0)` over the mesh. Before the module's forward it gathers them,
+# after that it lets the whole go; the same again around backward, and gradients leave by a reduce-scatter. We apply it to each
+# block of the UNet and then to the rest, so that never more than about one block is whole. The UNet's code does not change.
+
+# %%
+from course_lib.parallel.shard import shard
+
+show(shard)
+
+# %%
+# %%px
+model, _ = fsdp(fresh_model(), world)
+optimizer = torch.optim.Adam(model.parameters())  # after sharding: it must see the parts
+train(model, optimizer, world, config.batch)
+kept_fsdp = held(model, optimizer)
+name, parameter = next(iter(model.named_parameters()))
+print(f"{name}: {tuple(parameter.shape)} over all, {tuple(parameter.to_local().shape)} here, {parameter.placements}")
+full = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+
+# %%
+full = team["full"][0]
+furthest = max((full[name] - whole[name]).abs().max().item() for name in whole)
+assert furthest < 1e-9
+ddp_bytes, fsdp_bytes = (sum(kept.values()) for kept in (team["kept"][0][0], team["kept_fsdp"][0]))
+assert fsdp_bytes < 0.53 * ddp_bytes
+print(f"from one process the weights differ by at most {furthest:.1g}")
+print(f"a rank keeps {fsdp_bytes / 1e3:.1f} kB, with DDP {ddp_bytes / 1e3:.1f} kB: {fsdp_bytes / ddp_bytes:.0%}")
+
+# %% [markdown]
+# *What is the price?* Count the messages. Lesson 06 has the formulas: DDP sends 2(*n*−1)/*n* · *S* bytes, FSDP 3(*n*−1)/*n* · *S*
+# for blocks, because weights are gathered twice. `CommDebugMode` is PyTorch's own counter of collectives; `Traffic` from lesson
+# 06 counts bytes. Both look at real messages between real ranks now:
+
+# %%
+# %%px
+import warnings
+
+from torch.distributed.tensor.debug import CommDebugMode
+
+from course_lib import simulate
+from course_lib.parallel.shard import blocks
+
+x = torch.stack([task.train[index][0] for index in range(2)])
+counted = make_model(config, task)
+for module in counted.modules():
+    if isinstance(module, torch.nn.ReLU):
+        module.inplace = False  # CommDebugMode's hooks do not bear it
+counted, _ = fsdp(counted, world)
+with warnings.catch_warnings(action="ignore"), CommDebugMode() as counter:
+    counted(x).sum().backward()
+calls = {str(operation).split(".")[-1]: times for operation, times in counter.get_comm_counts().items()}
+model, _ = fsdp(make_model(config, task), world)
+with simulate.Traffic() as traffic:
+    model(x).sum().backward()
+predicted = simulate.fsdp_bytes(make_model(config, task), 2)
+print(f"{calls} for {len(blocks(model))} blocks and the head")
+print(f"{traffic.sent:,.0f} bytes sent, {predicted:,.0f} by the formula")
+assert traffic.sent == predicted and sum(calls.values()) == len(traffic.messages)
+sent = traffic.sent
+
+# %% [markdown]
+# *Why two all-gathers for each block, but one for the head?*
+#
+# <details><summary>Answer</summary>
+#
+# Forward and backward each need a block's weights, and in between they are let go. The head is the last in forward and the first
+# in backward, so it is kept.
+#
+# </details>
+#
+# ## Half the bytes: mixed precision
+#
+# Weights that travel can travel as bfloat16, while the shards that Adam updates stay float32. In FSDP that is a policy:
+
+# %%
+# %%px
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from course_lib.parallel.shard import make_mesh, shard
+
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+lean = shard(make_model(config, task), make_mesh("cpu", world.world_size), mp_policy=policy)
+kinds = {parameter.dtype for parameter in lean.parameters()}
+with simulate.Traffic() as lean_traffic:
+    lean(x).sum().backward()
+gathered = {
+    name: sum(message.bytes for message in one.messages if message.name == "all-gather")
+    for name, one in (("float32", traffic), ("bfloat16", lean_traffic))
+}
+print(f"parameters are kept as {kinds}; gathered: {gathered}")
+assert gathered["bfloat16"] * 2 == gathered["float32"] and kinds == {torch.float32}
+
+# %% [markdown]
+# ## HSDP: sharded inside, replicated across
+#
+# Gathering weights over 1,024 ranks is slow, and lesson 06 has shown that small weights are filled up with zeros there. So one
+# shards within a node, where links are fast, and replicates between nodes, as DDP does. That is a mesh with two directions:
+#
+# | | shard 0 | shard 1 |
+# |---|---|---|
+# | **copy 0** (a node) | rank 0 | rank 1 |
+# | **copy 1** (another) | rank 2 | rank 3 |
+
+# %%
+hsdp = config.replace(name="08_hsdp", strategy="hsdp", launcher="env", batch=batch // 2)
+ranks.torchrun(4, hsdp)
+
+# %% [markdown]
+# ## Tensor parallel: one layer over several ranks
+#
+# FSDP gathers a layer before it computes. **Tensor parallel** never does: each rank computes with its part. All ranks then need
+# the same samples. For a fully connected layer, *y = W x*, there are two ways to cut *W*:
+#
+# - by **columns** of the result: each rank computes some of the outputs, from all inputs;
+# - by **rows** of what comes in: each rank uses some of the inputs, and the results are summands.
+#
+# In a row they need one all-reduce for both layers. PyTorch has a word for each:
+
+# %%
+# %%px
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+torch.manual_seed(0)
+two_layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+values = torch.randn(5, 6)
+right = two_layers(values)
+cut_in_two = parallelize_module(two_layers, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+with CommDebugMode() as counter:
+    found = cut_in_two(values)
+print("weights here:", *(tuple(layer.weight.to_local().shape) for layer in (two_layers[0], two_layers[2])))
+print(f"{counter.get_total_counts()} collective; differs by at most {(found - right).abs().max().item():.1g}")
+assert counter.get_total_counts() == 1 and torch.allclose(found, right, atol=1e-6)
+
+# %% [markdown]
+# *And a convolution?* Its weight is (output channel, input channel, 3, 3): a matrix of small kernels. Columns and rows are output
+# and input channels, and everything else stays. A UNet's block is two convolutions in a row, with a GroupNorm between them whose
+# groups lie on one rank each. So a block needs one all-reduce in forward and one in backward:
+
+# %%
+from course_lib.parallel import tensor
+
+show(tensor.ColumnConv2d, tensor.RowConv2d)
+
+# %%
+bottom = sum(p.numel() for p in model.bottom.parameters()) / sum(p.numel() for p in model.parameters())
+print(f"the lowest level has {bottom:.0%} of the weights: --strategy tp cuts that one")
+
+# %%
+# %%px
+from course_lib.trainer import fit
+
+names = ("ddp", "fsdp", "tp")
+shared = {"tp": config.batch * 2}  # the same samples on both ranks: together as many as the others see
+losses = {
+    name: fit(config.replace(name=f"08_{name}", strategy=name, batch=shared.get(name, config.batch)), world).metrics[
+        "loss"
+    ]
+    for name in names
+}
+
+# %%
+from course_lib.metrics import read_log
+
+alone = fit(config.replace(name="08_single", strategy="single", launcher="env", batch=2 * batch)).metrics["loss"]
+ends = [event["loss"] for event in read_log(f"{runs}/08_hsdp") if event["event"] == "eval"]
+losses = {"single": alone} | team["losses"][0] | {"hsdp": ends[-1]}
+for name, loss in losses.items():
+    print(f"{name:7} validation loss {loss:.6f}")
+    assert abs(loss - alone) < 1e-3 * alone, name
+
+# %% [markdown]
+# All train the same. And the trainer's checkpoints are whole, whoever wrote them: FSDP's shards are brought together on all
+# ranks, and rank 0 writes. For our small net that is right. For a large one it is not: nobody may have room for all of it.
+#
+# ## Checkpoints in parts
+#
+# So every rank writes its own part, at the same time, and beside them a list of what is where. Another number of ranks reads
+# just what it needs. *Four ranks save; two go on.* This is the program:
+
+# %%
+from course_lib import sharded_checkpoint
+
+show(sharded_checkpoint.save_in_background, sharded_checkpoint.load)
+
+# %%
+import shutil
+from pathlib import Path
+
+program = Path(runs, "08_reshard.py")
+folder = Path(runs, "08_sharded")
+shutil.rmtree(folder, ignore_errors=True)
+program.write_text(
+    """import sys
+
+import torch
+import torch.distributed as dist
+
+from course_lib import sharded_checkpoint
+from course_lib.checkpoint import State
+from course_lib.config import Config
+from course_lib.parallel.shard import fsdp
+from course_lib.unet import UNet
+from course_lib.world import start, stop
+
+world = start(Config())
+torch.manual_seed(world.world_size)  # other weights at the start, so that equal ones must have been loaded
+model, _ = fsdp(UNet(2, 1, width=8), world)
+state = State(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+
+
+def train(steps):
+    for step in range(state.step, state.step + steps):
+        x = torch.randn(8, 2, 16, 16, generator=torch.Generator().manual_seed(step))
+        mine = x.chunk(world.world_size)[world.rank]  # the same global batch on any number of ranks
+        state.optimizer.zero_grad()
+        loss = (model(mine) - mine[:, :1]).square().mean()
+        loss.backward()
+        state.optimizer.step()
+        state.step += 1
+    dist.all_reduce(loss.detach())
+    if world.is_main:
+        print(f"step {state.step}: loss {loss.item() / world.world_size:.6f}")
+
+
+if world.world_size == 4:
+    train(5)
+    writing = sharded_checkpoint.save_in_background(sys.argv[1], state, dist.new_group(backend="gloo"))
+    train(5)  # while a thread writes
+    writing.result()
+else:
+    found = sharded_checkpoint.load(sys.argv[1], state)
+    if world.is_main:
+        print(f"loaded {found.name}: step {state.step}")
+    train(5)
+del model
+stop(world)
+"""
+)
+ranks.torchrun(4, [program, folder])
+print(sorted(path.name for path in sharded_checkpoint.newest(folder).iterdir()))
+ranks.torchrun(2, [program, folder])
+
+# %% [markdown]
+# The same loss at step 10: the two ranks have gone on where the four had been at step 5, and Adam's averages have come with the
+# weights. The four had already trained on while a thread wrote; it wrote a *copy* of step 5. And the threads talk in a process
+# group of their own, or their messages would meet those of the training.
+#
+# *The machine fails while the files are being written. What will be loaded?*
+#
+# <details><summary>Answer</summary>
+#
+# The checkpoint before. The list of parts is written last, and a folder without one does not count; each checkpoint has a folder
+# of its own.
+#
+# </details>
+#
+# ## torch.compile
+#
+# `torch.compile` rewrites a model into fewer, larger operations. With the strategies of this course it is one line more: with
+# DDP compile the wrapped model, so that it knows where the buckets end; with FSDP compile the blocks, before they are sharded.
+# First that they agree. (`aot_eager` goes all the way but for the last step, so it needs no compiler and little time.)
+
+# %%
+# %%px
+plain, with_ddp, with_fsdp = (make_model(config, task) for _ in range(3))
+for block in blocks(with_fsdp):
+    block.compile(backend="aot_eager")
+with_fsdp, _ = fsdp(with_fsdp, world)
+wrapped = torch.compile(nn.parallel.DistributedDataParallel(with_ddp), backend="aot_eager")
+found = {}
+for name, net in (("DDP", wrapped), ("FSDP", with_fsdp)):
+    found[name] = (net(x) - plain(x)).abs().max().item()
+    net(x).square().mean().backward()
+print(f"compiled, the outputs differ by at most {found}")
+assert max(found.values()) < 1e-5
+del wrapped
+
+# %% [markdown]
+# Then whether it helps. That depends on the device, on the net and on the sizes, and the first call takes long, so it must pay
+# in a long training. Measure before you decide; here with one block, forward and backward:
+
+# %%
+import os
+import statistics
+import time
+
+
+def milliseconds(model, x: torch.Tensor, repeats: int = 10) -> float:
+    taken = []
+    for _ in range(repeats + 2):
+        began = time.perf_counter()
+        model(x).square().mean().backward()
+        taken.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(taken[2:])
+
+
+if shutil.which(os.environ.get("CXX", "g++")):
+    x, block = task.train[0][0][None], make_model(config, task).down[0]
+    began, eager, compiled = time.perf_counter(), block(x), torch.compile(block)
+    assert torch.allclose(compiled(x), eager, atol=1e-4)
+    print(f"the first call took {time.perf_counter() - began:.0f} s")
+    print(f"a step of one block: {milliseconds(block, x):.2f} ms as it is, {milliseconds(compiled, x):.2f} ms compiled")
+else:
+    print("no C++ compiler here: left out (on Debian: apt install g++)")
+
+# %%
+team_sent = team["sent"][0]
+team.run("from course_lib.world import stop; del model, counted, lean, optimizer; stop(world)")
+team.stop()
+
+# %% [markdown]
+# ## Which one?
+#
+# | what does not fit | take | what travels |
+# |---|---|---|
+# | nothing, it is only slow | DDP | gradients, once a step |
+# | weights, gradients, optimizer | FSDP; HSDP over many nodes | weights twice, gradients once, by block |
+# | a single layer | tensor parallel, within a node | activations, in every layer |
+# | the layers together, links are slow | pipeline (lesson 07) | activations, at the cuts |
+# | one sample's activations | recomputing; strips (lesson 07) | nothing; halos |
+#
+# Large trainings multiply them: a mesh with a direction for each, tensor parallel innermost, where links are fastest.
+#
+# ## On the cluster
+#
+#     sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 slurm/08_sharding.sbatch --strategy hsdp --devices 4
+#
+# ## Questions
+#
+# *FSDP sends one and a half times as much as DDP. When is it nevertheless as fast?*
+#
+# <details><summary>Answer</summary>
+#
+# When the messages hide behind computing: while one block computes, the next one's weights are already being gathered. Large
+# blocks and fast links hide them; small nets like ours do not.
+#
+# </details>
+#
+# *Why must the optimizer be made after `fully_shard`, and not before?*
+#
+# <details><summary>Answer</summary>
+#
+# Because `fully_shard` puts new parameters in the place of the old ones. An optimizer made before would go on updating tensors
+# that no model uses any more, and the loss would not move.
+#
+# </details>
+#
+# *Rank 0 evaluates two batches, rank 1 only one. With DDP that is fine. With FSDP?*
+#
+# <details><summary>Answer</summary>
+#
+# Rank 0 would wait for ever: in forward it gathers weights, and rank 1 does not come. Our `evaluate` makes every rank call the
+# model equally often, and counts each sample once.
+#
+# </details>
+#
+# ## Numbers of this run
+
+# %%
+numbers(
+    kept_ddp=ddp_bytes,
+    kept_fsdp=fsdp_bytes,
+    fsdp_sent=team_sent,
+    share_of_the_bottom=bottom,
+    loss_single=alone,
+    loss_fsdp=losses["fsdp"],
+    loss_hsdp=losses["hsdp"],
+    loss_tp=losses["tp"],
+)
+
+# %% [markdown]
+# ## What you have seen
+#
+# - An all-reduce is a reduce-scatter and an all-gather. Between the two lies all of ZeRO.
+# - Stage by stage a rank keeps 1/*n* of the optimizer, of the gradients, of the weights; counted to the byte.
+# - DTensor says where a tensor's parts are; to change that is a collective.
+# - FSDP gathers blocks, tensor parallel never does; a convolution is cut by its channels.
+# - A checkpoint in parts belongs to no number of ranks.
+#
+# **Next:** 09 · MPI: the messages themselves, and the ring by hand.
