@@ -25,7 +25,8 @@ max_steps = 20  # of the training runs that are compared
 # %% [markdown]
 # ## Predict: what does a rank keep?
 #
-# Per weight, in bytes: 4 for the weight, 4 for its gradient, 8 for Adam's two averages. **ZeRO** (Rajbhandari et al., 2020) cuts
+# Per weight, in bytes: 4 for the weight, 4 for its gradient, 8 for Adam's two averages (with mixed precision 2, 2 and 12: the
+# same sum). **ZeRO** (Rajbhandari et al., 2020) cuts
 # them one after the other. Stage 1 shards the optimizer's averages, stage 2 the gradients too, stage 3 the weights too.
 
 # %%
@@ -62,8 +63,8 @@ plots.grouped_bars(series, ylabel="memory of a rank, DDP = 1")
 #
 # ## Two more collectives
 #
-# An all-reduce is two things in a row. **Reduce-scatter**: the sums are there, but each rank gets only its part. **All-gather**:
-# each rank has a part, and all get the whole. *So what is an all-reduce, in these words?*
+# An all-reduce is two things in a row. **Reduce-scatter**: the sums are there, but each rank gets only its part.
+# **All-gather**: each rank has a part, and all get the whole. *So what is an all-reduce, in these words?*
 
 # %%
 team = ranks.start(2)
@@ -92,7 +93,8 @@ assert all(torch.equal(a, b) for a, b in zip(team["gathered"], team["summed"]))
 # %% [markdown]
 # One after the other they *are* the all-reduce: the assertion holds. This is all that ZeRO needs. Between the two halves each
 # rank has the finished sum of its part of the gradients. It updates just those weights, and has Adam's averages for just those.
-# Then the all-gather, of new weights instead of gradients: the same bytes as DDP, and less memory.
+# Then the all-gather, of new weights instead of gradients: the same bytes as DDP, and less memory. (Before PyTorch 2.13 the two
+# functions were called `reduce_scatter_tensor` and `all_gather_into_tensor`.)
 #
 # ## ZeRO by hand
 #
@@ -105,10 +107,11 @@ from course_lib.parallel.shard import Piece, ShardedAdam
 show(Piece, ShardedAdam.step)
 
 # %% [markdown]
-# In stage 1 every rank still gets all gradients, and uses its part. Stage 2 hands them in while backward runs, block by block
-# (a hook on every parameter, as in lesson 04), and lets go of what is not its own. So there are never the gradients of more
-# than one block. Both work in our `train_step` as they are, in the optimizer's place. (In double precision here: Adam divides
-# by the gradient's size, and where that is nearly zero it would make a visible step of a rounding error.)
+# In stage 1 every rank still gets all gradients, and uses its part: written like that, for all to see, it sends half as much
+# again as DDP. Stage 2 hands them in while backward runs, block by block (a hook on every parameter, as in lesson 04), and
+# lets go of what is not its own. So a rank never holds the whole gradients of more than one block. Both work in our
+# `train_step` as they are, in the optimizer's place. (In double precision here: Adam divides by the gradient's size, and
+# where that is nearly zero it would make a visible step of a rounding error.)
 
 # %%
 # %%px --local
@@ -116,6 +119,7 @@ from itertools import islice
 
 import torch
 
+from course_lib import simulate
 from course_lib.data.batches import Batches
 from course_lib.data.tasks import make_task
 from course_lib.parallel.shard import ShardedAdam, fsdp, held
@@ -125,7 +129,11 @@ task = make_task(config)
 
 
 def fresh_model():
-    return make_model(config, task).double()
+    """The trainer's begins with a head of zeros: then nearly all gradients are zero, and equal zeros prove nothing."""
+    model = make_model(config, task).double()
+    torch.manual_seed(1)
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    return model
 
 
 def train(model, optimizer, world, batch: int):
@@ -137,14 +145,16 @@ def train(model, optimizer, world, batch: int):
 
 # %%
 # %%px
-kept, weights = {}, {}
+kept, sent, weights = {}, {}, {}
 for stage in (0, 1, 2):
     model = fresh_model()
     if stage:
         optimizer = ShardedAdam(model, world, stage=stage)
-        kept[stage] = held(train(model, optimizer, world, config.batch), optimizer.adam)
+        with simulate.Traffic() as traffic:
+            kept[stage] = held(train(model, optimizer, world, config.batch), optimizer.adam)
+        sent[stage] = traffic.sent / steps
     else:
-        ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)  # else it keeps them twice
         optimizer = torch.optim.Adam(model.parameters())
         train(ddp, optimizer, world, config.batch)
         kept[stage] = held(model, optimizer)
@@ -170,7 +180,10 @@ for stage, found in team["kept"][0].items():
     for name, size in found.items():
         rows.append((stage, name, f"{needed(model, 2, stage=stage)[name] / 1e3:.1f}", f"{size / 1e3:.1f}"))
         assert 0.99 < size / needed(model, 2, stage=stage)[name] < 1.05, (stage, name)
-Table(("stage", "kB of", "predicted", "counted"), rows)
+by_hand = team["sent"][0]
+assert by_hand[1] == 1.5 * by_hand[2]
+print(f"each rank sends {by_hand[1] / 1e3:.0f} kB a step in stage 1, {by_hand[2] / 1e3:.0f} kB in stage 2")
+Table(("stage", "kB of (8 bytes a number here)", "predicted", "counted"), rows)
 
 # %% [markdown]
 # ## DeviceMesh and DTensor
@@ -189,11 +202,10 @@ mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
 table = torch.arange(12.0).reshape(4, 3)
 rows = distribute_tensor(table, mesh, [Shard(0)])
 print(f"{rows.placements}: {tuple(rows.shape)} over all, {tuple(rows.to_local().shape)} here")
-columns = rows.redistribute(placements=[Shard(1)])  # an all-to-all
 summand = DTensor.from_local(torch.ones(2) * (1 + world.rank), mesh, [Partial()])
 total = summand.redistribute(placements=[Replicate()])  # an all-reduce
 assert torch.equal(rows.full_tensor(), table) and total.to_local().tolist() == [3, 3]
-print(f"columns here: {columns.to_local().tolist()}")
+print(f"here {summand.to_local().tolist()} and there another summand: together {total.to_local().tolist()}")
 
 # %% [markdown]
 # | from | to | is |
@@ -208,9 +220,10 @@ print(f"columns here: {columns.to_local().tolist()}")
 #
 # ## FSDP: the weights too
 #
-# `fully_shard` turns a module's parameters into DTensors, `Shard(0)` over the mesh. Before the module's forward it gathers them,
-# after that it lets the whole go; the same again around backward, and gradients leave by a reduce-scatter. We apply it to each
-# block of the UNet and then to the rest, so that never more than about one block is whole. The UNet's code does not change.
+# `fully_shard` turns a module's parameters into DTensors, `Shard(0)` over the mesh. Before the module's forward it gathers
+# them, after that it lets the whole go; the same again around backward, and gradients leave by a reduce-scatter. We apply it
+# to each block of the UNet and then to the rest, so that never more than about two blocks are whole: the one that computes
+# and the next, which is gathered meanwhile. The UNet's code does not change.
 
 # %%
 from course_lib.parallel.shard import shard
@@ -232,14 +245,14 @@ full = team["full"][0]
 furthest = max((full[name] - whole[name]).abs().max().item() for name in whole)
 assert furthest < 1e-9
 ddp_bytes, fsdp_bytes = (sum(kept.values()) for kept in (team["kept"][0][0], team["kept_fsdp"][0]))
-assert fsdp_bytes < 0.53 * ddp_bytes
+assert 2 * fsdp_bytes == ddp_bytes  # two ranks divide every weight of this net evenly
 print(f"from one process the weights differ by at most {furthest:.1g}")
 print(f"a rank keeps {fsdp_bytes / 1e3:.1f} kB, with DDP {ddp_bytes / 1e3:.1f} kB: {fsdp_bytes / ddp_bytes:.0%}")
 
 # %% [markdown]
-# *What is the price?* Count the messages. Lesson 06 has the formulas: DDP sends 2(*n*−1)/*n* · *S* bytes, FSDP 3(*n*−1)/*n* · *S*
-# for blocks, because weights are gathered twice. `CommDebugMode` is PyTorch's own counter of collectives; `Traffic` from lesson
-# 06 counts bytes. Both look at real messages between real ranks now:
+# *What is the price?* Count the messages. Lesson 06 has the formulas: DDP sends 2(*n*−1)/*n* · *S* bytes, FSDP 3(*n*−1)/*n* ·
+# *S* for blocks, because weights are gathered twice. `CommDebugMode` is PyTorch's own counter of collectives; `Traffic` from
+# lesson 06 counts bytes. Both look at real messages between real ranks now:
 
 # %%
 # %%px
@@ -247,7 +260,6 @@ import warnings
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from course_lib import simulate
 from course_lib.parallel.shard import blocks
 
 x = torch.stack([task.train[index][0] for index in range(2)])
@@ -266,21 +278,22 @@ predicted = simulate.fsdp_bytes(make_model(config, task), 2)
 print(f"{calls} for {len(blocks(model))} blocks and the head")
 print(f"{traffic.sent:,.0f} bytes sent, {predicted:,.0f} by the formula")
 assert traffic.sent == predicted and sum(calls.values()) == len(traffic.messages)
-sent = traffic.sent
+sent_fsdp = traffic.sent
 
 # %% [markdown]
 # *Why two all-gathers for each block, but one for the head?*
 #
 # <details><summary>Answer</summary>
 #
-# Forward and backward each need a block's weights, and in between they are let go. The head is the last in forward and the first
-# in backward, so it is kept.
+# Forward and backward each need a block's weights, and in between they are let go. The head belongs to the outermost
+# `fully_shard`, which keeps its weights by default: what is last in forward is first in backward.
 #
 # </details>
 #
-# ## Half the bytes: mixed precision
+# ## Fewer bytes: mixed precision
 #
-# Weights that travel can travel as bfloat16, while the shards that Adam updates stay float32. In FSDP that is a policy:
+# Weights can be gathered as bfloat16, and computed with as such, while the shards that Adam updates stay float32; gradients are
+# added up in float32. In FSDP that is a policy:
 
 # %%
 # %%px
@@ -299,12 +312,15 @@ gathered = {
 }
 print(f"parameters are kept as {kinds}; gathered: {gathered}")
 assert gathered["bfloat16"] * 2 == gathered["float32"] and kinds == {torch.float32}
+print(f"all that is sent: {lean_traffic.sent / traffic.sent:.0%} of before")
+assert 0.6 < lean_traffic.sent / traffic.sent < 0.7  # half of two gathers, all of the scatter
 
 # %% [markdown]
 # ## HSDP: sharded inside, replicated across
 #
 # Gathering weights over 1,024 ranks is slow, and lesson 06 has shown that small weights are filled up with zeros there. So one
-# shards within a node, where links are fast, and replicates between nodes, as DDP does. That is a mesh with two directions:
+# shards within a node, where links are fast, and replicates between nodes: a reduce-scatter inside the node, then an all-reduce
+# of each part between nodes. That is a mesh with two directions, `--devices` ranks to a row:
 #
 # | | shard 0 | shard 1 |
 # |---|---|---|
@@ -312,19 +328,21 @@ assert gathered["bfloat16"] * 2 == gathered["float32"] and kinds == {torch.float
 # | **copy 1** (another) | rank 2 | rank 3 |
 
 # %%
-hsdp = config.replace(name="08_hsdp", strategy="hsdp", launcher="env", batch=batch // 2)
+hsdp = config.replace(name="08_hsdp", strategy="hsdp", devices=2, launcher="env", batch=batch // 2)
 ranks.torchrun(4, hsdp)
 
 # %% [markdown]
 # ## Tensor parallel: one layer over several ranks
 #
 # FSDP gathers a layer before it computes. **Tensor parallel** never does: each rank computes with its part. All ranks then need
-# the same samples. For a fully connected layer, *y = W x*, there are two ways to cut *W*:
+# the same samples. Write a fully connected layer as *Y = X A*, one sample a row. There are two ways to cut *A*:
 #
-# - by **columns** of the result: each rank computes some of the outputs, from all inputs;
-# - by **rows** of what comes in: each rank uses some of the inputs, and the results are summands.
+# - by **columns**: each rank computes some of the outputs, from all inputs;
+# - by **rows**: each rank uses some of the inputs, and the results are summands.
 #
-# In a row they need one all-reduce for both layers. PyTorch has a word for each:
+# Two layers, the first cut by columns and the second by rows, need one all-reduce in forward, and one in backward. PyTorch
+# has a word for each. (It stores *A* transposed, so `ColwiseParallel` cuts dimension 0 of the weight and `RowwiseParallel`
+# dimension 1.)
 
 # %%
 # %%px
@@ -343,14 +361,33 @@ print(f"{counter.get_total_counts()} collective; differs by at most {(found - ri
 assert counter.get_total_counts() == 1 and torch.allclose(found, right, atol=1e-6)
 
 # %% [markdown]
-# *And a convolution?* Its weight is (output channel, input channel, 3, 3): a matrix of small kernels. Columns and rows are output
-# and input channels, and everything else stays. A UNet's block is two convolutions in a row, with a GroupNorm between them whose
-# groups lie on one rank each. So a block needs one all-reduce in forward and one in backward:
+# *And a convolution?* Its weight is (output channel, input channel, 3, 3): a matrix of small kernels. Columns are now output
+# channels, rows are input channels, and everything else stays. A UNet's block is two convolutions in a row, with a GroupNorm
+# between them whose groups lie on one rank each. So a block needs one all-reduce in forward and one in backward:
 
 # %%
 from course_lib.parallel import tensor
 
 show(tensor.ColumnConv2d, tensor.RowConv2d)
+
+# %%
+# %%px
+from course_lib.parallel.tensor import cut
+
+lowest = make_model(config, task).bottom
+for module in lowest.modules():
+    if isinstance(module, nn.ReLU):
+        module.inplace = False
+values = torch.randn(2, lowest.layers[0].in_channels, 8, 8, requires_grad=True)
+right = lowest(values)
+cut(lowest, mesh)
+with warnings.catch_warnings(action="ignore"), CommDebugMode() as counter:
+    found = lowest(values)
+    found.sum().backward()
+print(
+    f"{counter.get_total_counts()} collectives; the result differs by at most {(found - right).abs().max().item():.1g}"
+)
+assert counter.get_total_counts() == 2 and torch.allclose(found, right, atol=1e-5)
 
 # %%
 bottom = sum(p.numel() for p in model.bottom.parameters()) / sum(p.numel() for p in model.parameters())
@@ -377,21 +414,27 @@ ends = [event["loss"] for event in read_log(f"{runs}/08_hsdp") if event["event"]
 losses = {"single": alone} | team["losses"][0] | {"hsdp": ends[-1]}
 for name, loss in losses.items():
     print(f"{name:7} validation loss {loss:.6f}")
-    assert abs(loss - alone) < 1e-3 * alone, name
+    assert abs(loss - alone) < 0.01 * alone, name
 
 # %% [markdown]
-# All train the same. And the trainer's checkpoints are whole, whoever wrote them: FSDP's shards are brought together on all
-# ranks, and rank 0 writes. For our small net that is right. For a large one it is not: nobody may have room for all of it.
+# All train the same, as far as so many steps of Adam in single precision let them; the proofs above were sharper. And the
+# trainer's checkpoints are whole, whoever wrote them: FSDP's shards are brought together on all ranks, and rank 0 writes. For
+# our small net that is right. For a large one it is not: nobody may have room for all of it. (The training losses printed above
+# are those of rank 0's own samples; compare the validation losses.)
 #
 # ## Checkpoints in parts
 #
 # So every rank writes its own part, at the same time, and beside them a list of what is where. Another number of ranks reads
-# just what it needs. *Four ranks save; two go on.* This is the program:
+# just what it needs:
 
 # %%
 from course_lib import sharded_checkpoint
 
 show(sharded_checkpoint.save_in_background, sharded_checkpoint.load)
+
+# %% [markdown]
+# *Four ranks save; two go on.* That takes two launches, so it is a small program: four ranks train 5 steps, save in the
+# background, and train 5 more; two ranks load, and train the same 5. Each launch writes down its last loss.
 
 # %%
 import shutil
@@ -400,8 +443,10 @@ from pathlib import Path
 program = Path(runs, "08_reshard.py")
 folder = Path(runs, "08_sharded")
 shutil.rmtree(folder, ignore_errors=True)
+folder.mkdir(parents=True)
 program.write_text(
     """import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -428,9 +473,11 @@ def train(steps):
         loss.backward()
         state.optimizer.step()
         state.step += 1
-    dist.all_reduce(loss.detach())
+    total = loss.detach().clone()
+    dist.all_reduce(total)
     if world.is_main:
-        print(f"step {state.step}: loss {loss.item() / world.world_size:.6f}")
+        print(f"step {state.step}: loss {total.item() / world.world_size:.6f}")
+        Path(sys.argv[1], f"loss-{world.world_size}").write_text(str(total.item() / world.world_size))
 
 
 if world.world_size == 4:
@@ -450,6 +497,8 @@ stop(world)
 ranks.torchrun(4, [program, folder])
 print(sorted(path.name for path in sharded_checkpoint.newest(folder).iterdir()))
 ranks.torchrun(2, [program, folder])
+four, two = (float(Path(folder, f"loss-{n}").read_text()) for n in (4, 2))
+assert abs(four - two) < 1e-5
 
 # %% [markdown]
 # The same loss at step 10: the two ranks have gone on where the four had been at step 5, and Adam's averages have come with the
@@ -460,8 +509,8 @@ ranks.torchrun(2, [program, folder])
 #
 # <details><summary>Answer</summary>
 #
-# The checkpoint before. The list of parts is written last, and a folder without one does not count; each checkpoint has a folder
-# of its own.
+# The checkpoint before. The list of parts is written last, and a folder without one does not count; each checkpoint has a
+# folder of its own.
 #
 # </details>
 #
@@ -469,21 +518,29 @@ ranks.torchrun(2, [program, folder])
 #
 # `torch.compile` rewrites a model into fewer, larger operations. With the strategies of this course it is one line more: with
 # DDP compile the wrapped model, so that it knows where the buckets end; with FSDP compile the blocks, before they are sharded.
-# First that they agree. (`aot_eager` goes all the way but for the last step, so it needs no compiler and little time.)
+# First that they agree. (`aot_eager` does everything except generating code, so it needs no compiler and little time.)
 
 # %%
 # %%px
-plain, with_ddp, with_fsdp = (make_model(config, task) for _ in range(3))
+from course_lib.checkpoint import whole
+
+small = config.replace(width=4, depth=1)
+plain, with_ddp, with_fsdp = (make_model(small, task) for _ in range(3))
+for net in (plain, with_ddp, with_fsdp):
+    torch.manual_seed(1)
+    nn.init.normal_(net.head.weight)
 for block in blocks(with_fsdp):
     block.compile(backend="aot_eager")
 with_fsdp, _ = fsdp(with_fsdp, world)
 wrapped = torch.compile(nn.parallel.DistributedDataParallel(with_ddp), backend="aot_eager")
-found = {}
-for name, net in (("DDP", wrapped), ("FSDP", with_fsdp)):
-    found[name] = (net(x) - plain(x)).abs().max().item()
+for net in (plain, wrapped, with_fsdp):
     net(x).square().mean().backward()
-print(f"compiled, the outputs differ by at most {found}")
-assert max(found.values()) < 1e-5
+theirs = [parameter.grad for parameter in plain.parameters()]
+for name, net in (("DDP", with_ddp), ("FSDP", with_fsdp)):
+    mine = [whole(parameter.grad) for parameter in net.parameters()]
+    apart = max((a - b).abs().max().item() for a, b in zip(mine, theirs, strict=True))
+    print(f"{name}, compiled: gradients differ by at most {apart:.1g}")
+    assert apart < 1e-5 * max(gradient.abs().max().item() for gradient in theirs)
 del wrapped
 
 # %% [markdown]
@@ -515,7 +572,7 @@ else:
     print("no C++ compiler here: left out (on Debian: apt install g++)")
 
 # %%
-team_sent = team["sent"][0]
+team_sent = team["sent_fsdp"][0]
 team.run("from course_lib.world import stop; del model, counted, lean, optimizer; stop(world)")
 team.stop()
 
@@ -551,8 +608,8 @@ team.stop()
 #
 # <details><summary>Answer</summary>
 #
-# Because `fully_shard` puts new parameters in the place of the old ones. An optimizer made before would go on updating tensors
-# that no model uses any more, and the loss would not move.
+# Because `fully_shard` puts new parameters in the place of the old ones. An optimizer made before would hold the old ones,
+# which get no gradients any more: its step would do nothing, and the loss would not move.
 #
 # </details>
 #
@@ -560,8 +617,8 @@ team.stop()
 #
 # <details><summary>Answer</summary>
 #
-# Rank 0 would wait for ever: in forward it gathers weights, and rank 1 does not come. Our `evaluate` makes every rank call the
-# model equally often, and counts each sample once.
+# Rank 0 would wait until its time-out: in forward it gathers weights, and rank 1 does not come. Our `evaluate` makes every
+# rank call the model equally often, and counts each sample once.
 #
 # </details>
 #

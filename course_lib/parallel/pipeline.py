@@ -118,8 +118,9 @@ class GPipe:
                     torch.autograd.backward([tensor for tensor in out if tensor.requires_grad], gradients)
             if not self.first:
                 under_way += self.send([tensor.grad for tensor in state if tensor.requires_grad], self.number - 1)
-        for work in under_way:
-            work.wait()
+        with self.span("wait"):
+            for work in under_way:
+                work.wait()
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
 
     @torch.no_grad()

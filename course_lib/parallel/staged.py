@@ -16,6 +16,7 @@ from course_lib.parallel.ddp import add_up, make_buckets, start_equal
 from course_lib.parallel.pipeline import GPipe, torch_schedule
 from course_lib.parallel.spatial import spread, strip
 from course_lib.parallel.split import split
+from course_lib.timeline import unrecorded
 from course_lib.world import World
 
 
@@ -75,7 +76,8 @@ class Pipeline(nn.Module):
             loss = self.pipe(x, self.micro_batches).step(x, y, measure)
         else:
             loss = self._torch_step(x, y, measure)
-        dist.broadcast(loss, self.last, group=self.group)
+        with self.timeline.span("wait") if self.timeline else unrecorded("wait"):
+            dist.broadcast(loss, self.last, group=self.group)
         return loss
 
     def _torch_step(self, x: torch.Tensor, y: torch.Tensor, measure: Callable) -> torch.Tensor:
