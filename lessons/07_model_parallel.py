@@ -405,7 +405,7 @@ assert kept["first of 2 stages, GPipe"] < kept["one device"]
 # %%
 hybrid = config.replace(name="07_hybrid", strategy="hybrid", launcher="env", batch=batch // 2)
 print("torchrun --standalone --nproc-per-node 4 -m course_lib.train", *hybrid.arguments(), "\n")
-ranks.torchrun(4, hybrid)
+run = ranks.torchrun(4, hybrid)
 
 # %% [markdown]
 # ## Another cut: along the image
@@ -439,7 +439,7 @@ assert errors["strips alone"].max() > 0.01 and errors["strips with halos"].max()
 
 # %% [markdown]
 # A 3 × 3 convolution looks one row beyond its strip. Alone, a strip wraps around onto itself, as our whole planet rightly
-# does. So the rows at its upper and lower edge are wrong; after a few layers that would spread over the image. So before each
+# does. Its first and last rows come out wrong, and after a few layers that would spread over the image. So before each
 # convolution neighbours exchange their edge rows, the **halo**. In backward the gradients of those rows travel back to whom
 # they belong:
 
@@ -520,7 +520,7 @@ assert devices == alone  # the same operations in the same order
 
 # %%
 onward = config.replace(name="07_spatial", strategy="single", launcher="env", resume=True, max_steps=max_steps + 5)
-fit(onward)
+continued = fit(onward).metrics
 
 # %%
 team.run("from course_lib.world import stop; stop(world)")

@@ -329,7 +329,7 @@ assert 0.6 < lean_traffic.sent / traffic.sent < 0.7  # half of two gathers, all 
 
 # %%
 hsdp = config.replace(name="08_hsdp", strategy="hsdp", devices=2, launcher="env", batch=batch // 2)
-ranks.torchrun(4, hsdp)
+run = ranks.torchrun(4, hsdp)
 
 # %% [markdown]
 # ## Tensor parallel: one layer over several ranks

@@ -11,9 +11,10 @@ ROOT = Path(__file__).parent.parent
 PARTS = {
     "data": {"reading", "memory", "index", "overlap"},
     "ddp": {"overlapped", "ranks", "trainer", "unet"},
+    "parallel": {"bubble", "memory", "pipelines"},
     "scaling": {"prediction"},
 }
-GOALS = {"data": 12, "ddp": 3, "scaling": 1}  # at least; the peers of ddp's trainer and unet need not be installed
+GOALS = {"data": 12, "ddp": 3, "parallel": 4, "scaling": 1}  # at least: peers of ddp's trainer and unet may be missing
 
 
 @pytest.mark.parametrize("name", PARTS)
