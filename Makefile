@@ -34,6 +34,7 @@ bench: $(INSTALLED)  ## measure the performance claims side by side with their p
 	@$(RUN) -m benchmarks.data
 	@$(RUN) -m benchmarks.ddp
 	@$(RUN) -m benchmarks.scaling
+	@$(RUN) -m benchmarks.parallel
 
 cluster:  ## start a real Slurm with two nodes on this machine
 	@slurm/local/up.sh

@@ -6,10 +6,9 @@
     python -m benchmarks.parallel --json FILE       # the table as JSON too
 
 bubble     the share of its step in which a rank of our 2-stage GPipe idles, predicted and measured, by the number m of
-           micro-batches. Predicted in three ways: by the formula (p − 1)/(m + p − 1), as if all stages took equally long; by
-           `slots` from what each stage takes in forward and in backward, measured in the same round without a message, both
-           ranks at once; and with the messages added to the stage that receives them, measured alone. Nothing hides them: to
-           receive takes as long when the sender has been ready for long.
+           micro-batches. Predicted in two ways: by the formula (p − 1)/(m + p − 1), as if all stages took equally long; and by
+           `plan` from what each stage takes in forward and in backward, measured in the same round without a message, both
+           ranks at once.
            Measured: 1 − (seconds in forward and backward, of both ranks)/(2 × seconds of the step). So messages, barriers
            and the wait for a slower stage are idle time. The clock on the wall counts, here and in what the stages take: when
            another program has the core of a rank that computes, the rank still computes and the other waits for it. CPU
@@ -37,7 +36,8 @@ from pathlib import Path
 from benchmarks import table
 from benchmarks.table import Row, compare
 from course_lib.launch import torchrun
-from course_lib.parallel.pipeline import bubble, slots
+from course_lib.parallel.pipeline import bubble
+from course_lib.parallel.schedules import idle, plan
 
 MEBI = 2**20
 STAGES = 2
@@ -57,20 +57,15 @@ def ask_ranks(folder: Path, n: int, part: str, *, environment: dict | None = Non
 
 def idle_shares(ranks: list[dict], micro_batches: int) -> dict[str, list[float]]:
     """Measured and predicted, one number a round."""
-    found = {"measured": [], "formula": [], "slots": [], "slots and messages": []}
-    loops = ("pipeline", "apart", "messages")
-    for pipeline, apart, messages in zip(*(zip(*(rank[f"{one} {micro_batches}"] for rank in ranks)) for one in loops)):
+    found = {"measured": [], "formula": [], "plan": []}
+    loops = ("pipeline", "apart")
+    for pipeline, apart in zip(*(zip(*(rank[f"{one} {micro_batches}"] for rank in ranks)) for one in loops)):
         step = max(turn["step"] for turn in pipeline)
         busy = sum(turn["forward"] + turn["backward"] for turn in pipeline)
         found["measured"].append(1 - busy / (len(ranks) * step))
         found["formula"].append(bubble(len(ranks), micro_batches))
-        work = sum(turn["forward"] + turn["backward"] for turn in apart)
-        for name, waits in (("slots", 0), ("slots and messages", 1)):
-            step = 0.0
-            for way in ("forward", "backward"):  # backward is the mirror image of forward
-                costs = [(a[way] + waits * b[way]) / micro_batches for a, b in zip(apart, messages)]
-                step += slots(len(ranks), micro_batches, costs)[0]
-            found[name].append(1 - work / (len(ranks) * step))
+        forward, backward = ([turn[way] / micro_batches for turn in apart] for way in ("forward", "backward"))
+        found["plan"].append(idle(plan("gpipe", micro_batches, forward, backward=backward)))
     return found
 
 

@@ -67,37 +67,15 @@ class Apart(GPipe):
     def send(self, tensors: Sequence[torch.Tensor], to: int) -> list[dist.Work]:
         return []
 
-    def receive(self, expected: Sequence[Tensor], source: int) -> list[torch.Tensor]:
+    def expect(self, expected: Sequence[Tensor], source: int) -> tuple[list[torch.Tensor], list[dist.Work]]:
         tensors = [one.make(self.device) for one in expected]
         for tensor in tensors:
             tensor.detach().normal_()
-        return tensors
-
-
-class Messages(GPipe):
-    """The messages of a step without its work: how long a rank that is ready for the next one has to wait for it."""
-
-    def step(self, x: torch.Tensor, y: torch.Tensor, measure: Callable) -> None:
-        before, after = self.number - 1, self.number + 1
-        back, on = ([one for one in several if one.learns] for several in (self.entering, self.leaving))
-        for way, source, expected, to, sent in (
-            ("forward", before, None if self.first else self.entering, after, None if self.last else self.leaving),
-            ("backward", after, None if self.last else on, before, None if self.first else back),
-        ):
-            under_way = []
-            dist.barrier(self.group)
-            with self.span(way):
-                for _ in range(self.micro_batches):
-                    if expected is not None:
-                        self.receive(expected, source)
-                    if sent is not None:
-                        under_way += self.send([one.make(self.device) for one in sent], to)
-            for work in under_way:
-                work.wait()
+        return tensors, []
 
 
 def measure_bubble(world: World, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Seconds a step, and of this rank in forward and in backward: the pipeline, its stages apart, its messages alone."""
+    """Seconds a step, and of this rank in forward and in backward: the pipeline, and its stages apart."""
     model, (x, y) = make_model(options), make_batch(options)
     stages = split(model, world.world_size)
 
@@ -116,7 +94,7 @@ def measure_bubble(world: World, options: argparse.Namespace) -> dict[str, list[
 
     loops = {}
     for count in map(int, options.micro_batches.split(",")):
-        for name, kind in (("pipeline", GPipe), ("apart", Apart), ("messages", Messages)):
+        for name, kind in (("pipeline", GPipe), ("apart", Apart)):
             timeline = Timeline()
             pipe = kind(stages, x, micro_batches=count, timeline=timeline)
             loops[f"{name} {count}"] = functools.partial(turn, pipe, timeline)

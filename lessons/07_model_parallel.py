@@ -253,13 +253,15 @@ assert all(abs(idle(plan("gpipe", m, [1.0, 1.0])) - bubble(2, m)) < 1e-9 for m i
 # ## By hand
 #
 # The whole step is one screen: receive, compute, send; then the same backward. The gradient of what was received is what the
-# rank before is waiting for. A message that is sent without waiting (`isend`) lets the rank go on at once. What `learns` is
-# what gets a gradient: the image is only passed on to be added at the end, so none comes back for it.
+# rank before is waiting for. A message that is sent without waiting (`isend`) lets the rank go on at once, and one that is
+# expected early (`irecv`, in `arrivals`) comes while the rank still computes: without that the ranks would wait for every
+# message. What `learns` is what gets a gradient: the image is only passed on to be added at the end, so none comes back for
+# it.
 
 # %%
 from course_lib.parallel.pipeline import GPipe
 
-show(GPipe.step)
+show(GPipe.arrivals, GPipe.step)
 
 # %% [markdown]
 # Nothing in it is new mathematics: each micro-batch's loss is divided by their number, and gradients add up. That is the

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import torchrun
-from hypothesis import given
-from hypothesis import strategies as st
 
 from course_lib import simulate
 from course_lib.config import UserError
-from course_lib.parallel.pipeline import GPipe, bubble, crossings, slots, torch_schedule
+from course_lib.parallel.pipeline import GPipe, bubble, crossings, torch_schedule
 from course_lib.parallel.split import split
 from course_lib.unet import UNet
 
@@ -23,22 +21,8 @@ def test_pipelines_equal_the_whole_on_real_ranks(ranks):
     assert output.count("35 pipelines equal the whole") == ranks
 
 
-@given(st.integers(1, 12), st.integers(1, 40))
-def test_equal_stages_idle_as_the_formula_says(stages, micro_batches):
-    duration, idle = slots(stages, micro_batches)
-    assert duration == micro_batches + stages - 1
-    assert idle == pytest.approx(bubble(stages, micro_batches), abs=1e-12)
-
-
 def test_the_formula_by_hand():
     assert bubble(2, 1) == 0.5 and bubble(4, 12) == 0.2 and bubble(1, 5) == 0
-
-
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.integers(1, 20))
-def test_the_slowest_stage_sets_the_pace(costs, micro_batches):
-    duration, idle = slots(len(costs), micro_batches, costs)
-    assert duration == pytest.approx(sum(costs) + (micro_batches - 1) * max(costs))
-    assert -1e-12 <= idle < 1
 
 
 def test_mistakes_are_named():

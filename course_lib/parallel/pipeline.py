@@ -5,7 +5,7 @@ in plain accumulation, so the result is that of one process with the whole batch
 drains: of m + p − 1 slots, p − 1 are empty (p stages, m micro-batches).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,19 +20,6 @@ from course_lib.timeline import unrecorded
 def bubble(stages: int, micro_batches: int) -> float:
     """The share of its time that a rank idles, if all stages take equally long: (p − 1)/(m + p − 1)."""
     return (stages - 1) / (micro_batches + stages - 1)
-
-
-def slots(stages: int, micro_batches: int, costs: Sequence[float] | None = None) -> tuple[float, float]:
-    """(duration, idle share) of GPipe's forward when each stage takes its own time for a micro-batch: a small simulation."""
-    costs = costs or [1.0] * stages
-    done = [[0.0] * micro_batches for _ in range(stages)]
-    for stage in range(stages):
-        for number in range(micro_batches):
-            before = done[stage - 1][number] if stage else 0.0
-            mine = done[stage][number - 1] if number else 0.0
-            done[stage][number] = max(before, mine) + costs[stage]
-    duration = done[-1][-1]
-    return duration, 1 - micro_batches * sum(costs) / (stages * duration)
 
 
 class Tensor(NamedTuple):
@@ -85,20 +72,37 @@ class GPipe:
         """Start to send; a skip's gradient is a slice of a larger tensor, and gloo wants it in one piece."""
         return [dist.isend(tensor.detach().contiguous(), self.ranks[to], group=self.group) for tensor in tensors]
 
-    def receive(self, expected: Sequence[Tensor], source: int) -> list[torch.Tensor]:
+    def expect(self, expected: Sequence[Tensor], source: int) -> tuple[list[torch.Tensor], list[dist.Work]]:
+        """Make room for tensors, and let them come."""
         tensors = [one.make(self.device) for one in expected]
-        for tensor in tensors:
-            dist.recv(tensor.detach(), self.ranks[source], group=self.group)
-        return tensors
+        return tensors, [dist.irecv(tensor.detach(), self.ranks[source], group=self.group) for tensor in tensors]
+
+    def arrivals(self, expected: Sequence[Tensor], source: int) -> Iterator[list[torch.Tensor]]:
+        """What comes for each micro-batch; while one is computed with, the next may already come."""
+        coming = self.expect(expected, source)
+        for left in reversed(range(self.micro_batches)):
+            tensors, under_way = coming
+            for work in under_way:
+                work.wait()
+            if left:
+                coming = self.expect(expected, source)
+            yield tensors
+
+    def states(self, x: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+        """What enters this stage for each micro-batch: images, or what the stage before has made of them."""
+        if self.first:
+            return ([images] for images in x.chunk(self.micro_batches))
+        return self.arrivals(self.entering, self.number - 1)
 
     # ---- a step
 
     def step(self, x: torch.Tensor, y: torch.Tensor, measure: Callable) -> torch.Tensor:
         """Forward and backward of a whole batch; gradients are there afterwards. The loss is known on the last rank only."""
         kept, losses, under_way = [], [], []
-        for images, targets in zip(x.chunk(self.micro_batches), y.chunk(self.micro_batches)):
+        states = self.states(x)
+        for targets in y.chunk(self.micro_batches):
             with self.span("wait"):
-                state = [images] if self.first else self.receive(self.entering, self.number - 1)
+                state = next(states)
             with self.span("forward"):
                 out = _as_tuple(self.stage(*state))
                 if self.last:
@@ -106,16 +110,16 @@ class GPipe:
             if not self.last:
                 under_way += self.send(out, self.number + 1)
             kept.append((state, out))
+        gradients = self.arrivals([one for one in self.leaving if one.learns], self.number + 1)
         for number in reversed(range(self.micro_batches)):
             state, out = kept.pop()
             with self.span("wait"):
-                learning = [one for one in self.leaving if one.learns]
-                gradients = None if self.last else self.receive(learning, self.number + 1)
+                gradient = None if self.last else next(gradients)
             with self.span("backward"):
                 if self.last:
                     losses[number].backward()
                 else:
-                    torch.autograd.backward([tensor for tensor in out if tensor.requires_grad], gradients)
+                    torch.autograd.backward([tensor for tensor in out if tensor.requires_grad], gradient)
             if not self.first:
                 under_way += self.send([tensor.grad for tensor in state if tensor.requires_grad], self.number - 1)
         with self.span("wait"):
@@ -127,8 +131,7 @@ class GPipe:
     def evaluate(self, x: torch.Tensor) -> torch.Tensor | None:
         """Forward alone; the output is known on the last rank only."""
         outputs = []
-        for images in x.chunk(self.micro_batches):
-            state = [images] if self.first else self.receive(self.entering, self.number - 1)
+        for state in self.states(x):
             out = _as_tuple(self.stage(*state))
             if self.last:
                 outputs.append(out[0])

@@ -27,9 +27,12 @@ def order(name: str, stage: int, stages: int, micro_batches: int) -> list[tuple[
     return forward[:ahead] + turns + backward[micro_batches - ahead :]
 
 
-def plan(name: str, micro_batches: int, costs: Sequence[float], *, backward: float = 2.0) -> list[list[Slot]]:
-    """Every stage's slots. costs: forward time of each stage for one micro-batch; backward takes so many times as long."""
+def plan(
+    name: str, micro_batches: int, costs: Sequence[float], *, backward: Sequence[float] | None = None
+) -> list[list[Slot]]:
+    """Every stage's slots. costs: each stage's time for one micro-batch in forward; in backward twice that, or as told."""
     stages = len(costs)
+    times = {"forward": costs, "backward": backward or [2 * cost for cost in costs]}
     todo = [order(name, stage, stages, micro_batches) for stage in range(stages)]
     done: dict[tuple[str, int, int], float] = {}  # (kind, micro-batch, stage) → when
     found: list[list[Slot]] = [[] for _ in costs]
@@ -42,7 +45,7 @@ def plan(name: str, micro_batches: int, costs: Sequence[float], *, backward: flo
                     break
                 mine = found[stage][-1].end if found[stage] else 0.0
                 start = max(mine, done.get((kind, number, after), 0.0))
-                end = start + costs[stage] * (backward if kind == "backward" else 1)
+                end = start + times[kind][stage]
                 found[stage].append(Slot(kind, number, start, end))
                 done[kind, number, stage] = end
                 waiting.pop(0)
