@@ -39,7 +39,9 @@ from course_lib.data.tasks import make_task
 from course_lib.lesson import numbers, show
 from course_lib.parallel.shard import needed
 from course_lib.trainer import fit, make_model
+from course_lib.world import World
 
+world = World()  # here, in the notebook, we are alone
 config = Config(data=data, runs=runs, width=width, batch=batch, max_steps=max_steps, log_every=max_steps)
 config = config.replace(launcher="mpi", timeout=60)
 task = make_task(config)
@@ -78,12 +80,13 @@ import torch.distributed as dist
 from course_lib.world import start as join_world
 
 world = join_world(config)
-before = torch.arange(1.0, 5.0) * 10**world.rank
-scattered, gathered = torch.empty(2), torch.empty(4)
+before = torch.arange(1.0, 5.0, device=world.device) * 10**world.rank
+scattered, gathered = before.new_empty(2), before.new_empty(4)
 dist.reduce_scatter_single(scattered, before)
 dist.all_gather_single(gathered, scattered)
 summed = before.clone()
 dist.all_reduce(summed)
+before, scattered, gathered, summed = (tensor.cpu() for tensor in (before, scattered, gathered, summed))
 
 # %%
 plots.collective("reduce-scatter", team["before"], team["scattered"])
@@ -133,13 +136,14 @@ def fresh_model():
     model = make_model(config, task).double()
     torch.manual_seed(1)
     torch.nn.init.normal_(model.head.weight, std=0.1)
-    return model
+    return model.to(world.device)
 
 
 def train(model, optimizer, world, batch: int):
     for indices in islice(Batches(len(task.train), batch, world=world), steps):
         samples = [task.train[index] for index in indices]
-        train_step(model, [torch.stack(tensors).double() for tensors in zip(*samples)], optimizer)
+        tensors = [torch.stack(several).double().to(world.device) for several in zip(*samples)]
+        train_step(model, tensors, optimizer)
     return model
 
 
@@ -159,14 +163,12 @@ for stage in (0, 1, 2):
         train(ddp, optimizer, world, config.batch)
         kept[stage] = held(model, optimizer)
         del ddp
-    weights[stage] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights[stage] = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
 
 # %%
-from course_lib.world import World
-
 model = fresh_model()
 optimizer = torch.optim.Adam(model.parameters())
-whole = train(model, optimizer, World(), 2 * batch).state_dict()
+whole = train(model, optimizer, world, 2 * batch).state_dict()
 by_rank = team["weights"]
 for stage, mine in by_rank[0].items():
     assert all(torch.equal(mine[name], by_rank[1][stage][name]) for name in mine)
@@ -198,11 +200,11 @@ Table(("stage", "kB of (8 bytes a number here)", "predicted", "counted"), rows)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
-table = torch.arange(12.0).reshape(4, 3)
+mesh = init_device_mesh(world.device.type, (2,), mesh_dim_names=("shard",))
+table = torch.arange(12.0, device=world.device).reshape(4, 3)
 rows = distribute_tensor(table, mesh, [Shard(0)])
 print(f"{rows.placements}: {tuple(rows.shape)} over all, {tuple(rows.to_local().shape)} here")
-summand = DTensor.from_local(torch.ones(2) * (1 + world.rank), mesh, [Partial()])
+summand = DTensor.from_local(torch.full((2,), 1.0 + world.rank, device=world.device), mesh, [Partial()])
 total = summand.redistribute(placements=[Replicate()])  # an all-reduce
 assert torch.equal(rows.full_tensor(), table) and total.to_local().tolist() == [3, 3]
 print(f"here {summand.to_local().tolist()} and there another summand: together {total.to_local().tolist()}")
@@ -238,7 +240,7 @@ train(model, optimizer, world, config.batch)
 kept_fsdp = held(model, optimizer)
 name, parameter = next(iter(model.named_parameters()))
 print(f"{name}: {tuple(parameter.shape)} over all, {tuple(parameter.to_local().shape)} here, {parameter.placements}")
-full = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+full = {name: tensor.full_tensor().cpu() for name, tensor in model.state_dict().items()}
 
 # %%
 full = team["full"][0]
@@ -262,8 +264,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from course_lib.parallel.shard import blocks
 
-x = torch.stack([task.train[index][0] for index in range(2)])
-counted = make_model(config, task)
+x = torch.stack([task.train[index][0] for index in range(2)]).to(world.device)
+counted = make_model(config, task).to(world.device)
 for module in counted.modules():
     if isinstance(module, torch.nn.ReLU):
         module.inplace = False  # CommDebugMode's hooks do not bear it
@@ -271,7 +273,7 @@ counted, _ = fsdp(counted, world)
 with warnings.catch_warnings(action="ignore"), CommDebugMode() as counter:
     counted(x).sum().backward()
 calls = {str(operation).split(".")[-1]: times for operation, times in counter.get_comm_counts().items()}
-model, _ = fsdp(make_model(config, task), world)
+model, _ = fsdp(make_model(config, task).to(world.device), world)
 with simulate.Traffic() as traffic:
     model(x).sum().backward()
 predicted = simulate.fsdp_bytes(make_model(config, task), 2)
@@ -302,7 +304,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from course_lib.parallel.shard import make_mesh, shard
 
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-lean = shard(make_model(config, task), make_mesh("cpu", world.world_size), mp_policy=policy)
+lean = shard(make_model(config, task).to(world.device), make_mesh(world.device.type, 2), mp_policy=policy)
 kinds = {parameter.dtype for parameter in lean.parameters()}
 with simulate.Traffic() as lean_traffic:
     lean(x).sum().backward()
@@ -350,8 +352,8 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 torch.manual_seed(0)
-two_layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-values = torch.randn(5, 6)
+two_layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(world.device)
+values = torch.randn(5, 6).to(world.device)
 right = two_layers(values)
 cut_in_two = parallelize_module(two_layers, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 with CommDebugMode() as counter:
@@ -374,11 +376,11 @@ show(tensor.ColumnConv2d, tensor.RowConv2d)
 # %%px
 from course_lib.parallel.tensor import cut
 
-lowest = make_model(config, task).bottom
+lowest = make_model(config, task).bottom.to(world.device)
 for module in lowest.modules():
     if isinstance(module, nn.ReLU):
         module.inplace = False
-values = torch.randn(2, lowest.layers[0].in_channels, 8, 8, requires_grad=True)
+values = torch.randn(2, lowest.layers[0].in_channels, 8, 8, device=world.device, requires_grad=True)
 right = lowest(values)
 cut(lowest, mesh)
 with warnings.catch_warnings(action="ignore"), CommDebugMode() as counter:
@@ -460,14 +462,14 @@ from course_lib.world import start, stop
 
 world = start(Config())
 torch.manual_seed(world.world_size)  # other weights at the start, so that equal ones must have been loaded
-model, _ = fsdp(UNet(2, 1, width=8), world)
+model, _ = fsdp(UNet(2, 1, width=8).to(world.device), world)
 state = State(model, torch.optim.Adam(model.parameters(), lr=1e-2))
 
 
 def train(steps):
     for step in range(state.step, state.step + steps):
         x = torch.randn(8, 2, 16, 16, generator=torch.Generator().manual_seed(step))
-        mine = x.chunk(world.world_size)[world.rank]  # the same global batch on any number of ranks
+        mine = x.chunk(world.world_size)[world.rank].to(world.device)  # the same global batch on any number of ranks
         state.optimizer.zero_grad()
         loss = (model(mine) - mine[:, :1]).square().mean()
         loss.backward()
@@ -525,7 +527,7 @@ assert abs(four - two) < 1e-5
 from course_lib.checkpoint import whole
 
 small = config.replace(width=4, depth=1)
-plain, with_ddp, with_fsdp = (make_model(small, task) for _ in range(3))
+plain, with_ddp, with_fsdp = (make_model(small, task).to(world.device) for _ in range(3))
 for net in (plain, with_ddp, with_fsdp):
     torch.manual_seed(1)
     nn.init.normal_(net.head.weight)
