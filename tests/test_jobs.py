@@ -25,7 +25,8 @@ from course_lib.metrics import read_log
 from course_lib.scheduler import Status
 
 ENDLESS = {"epochs": 10**6}  # until somebody ends it
-RANKS = {"01_baseline": 1, "02_data": 1, "03_data_parallel": 1, "04_ddp": 4, "05_launch": 2, "09_mpi": 2}
+RANKS = {"01_baseline": 1, "02_data": 1, "03_data_parallel": 1, "04_ddp": 4, "05_launch": 2}
+RANKS |= {"07_model_parallel": 2, "08_sharding": 2, "09_mpi": 2}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -90,7 +91,7 @@ def here(path_without, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
         patch.setenv("COURSE_PLAIN", "1")
         for script in RANKS:
             asked = small | {"runs": str(folder), "max_steps": 6}
-            asked |= {"nodes": 1} if script in ("05_launch", "09_mpi") else {}  # the others as they are
+            asked |= {"nodes": 1} if script in ("05_launch", "08_sharding", "09_mpi") else {}  # the others as they are
             with patch.context() as more:
                 if script == "02_data":
                     staged = {"DATA": asked.pop("data"), "VENV": str(venv), "TMPDIR": str(folder / "tmp")}
