@@ -54,9 +54,8 @@ TOGETHER = {
     "ddp_naive": ddp.naive,
     "ddp_bucketed": ddp.bucketed,
     "ddp_overlapped": ddp.overlapped,
-    "fsdp": shard.fsdp,
-    "hsdp": shard.hsdp,
 }
+SHARDED = {"fsdp": shard.fsdp, "hsdp": shard.hsdp}  # each rank sees its own samples, and has a part of every weight
 SHARED = {  # ranks that share one model
     "pipeline_naive": staged.pipeline("naive"),
     "pipeline_gpipe": staged.pipeline("gpipe"),
@@ -65,7 +64,7 @@ SHARED = {  # ranks that share one model
     "spatial": staged.spatial,
     "tp": tensor_parallel,
 }
-STRATEGIES = ALONE | TOGETHER | SHARED
+STRATEGIES = ALONE | TOGETHER | SHARDED | SHARED
 
 
 def find_strategy(name: str, world: World) -> Callable[..., Wrapped]:
