@@ -15,7 +15,7 @@ from course_lib.trainer import fit, make_model
 from course_lib.world import World
 
 STAGED = Path(__file__).parent / "on_staged.py"
-RUNS = {2: [*SHARED, "fsdp"], 4: ["hybrid", "pipeline_1f1b", "spatial", "tp", "fsdp", "hsdp"]}
+RUNS = {2: [*SHARED, "fsdp"], 4: ["hybrid", "hsdp", "tp"]}
 RUNS[2].remove("hybrid")
 
 
