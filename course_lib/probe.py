@@ -10,11 +10,13 @@ first two, and predicts the third.
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,6 +24,7 @@ from torch import nn
 from course_lib.config import Config, Parser, UserError, run_main
 from course_lib.data.tasks import make_task
 from course_lib.machine import count_cores
+from course_lib.parallel import ring
 from course_lib.trainer import make_model, train_step
 from course_lib.world import World, barrier, start, stop
 
@@ -89,6 +92,27 @@ def probe(config: Config, world: World, *, sizes=SIZES, batches=BATCHES, repeats
     found = {"messages": messages, "steps": steps, "together": together}
     rows = {kind: [m.facts | {"seconds": m.seconds} for m in several] for kind, several in found.items()}
     return rows | {"cores": max(1, int(count_cores())) if world.device.type == "cpu" else 0, "parameters": parameters}
+
+
+def race(world: World, sizes: Sequence[int], *, repeats: int = 7) -> dict[str, list[dict]]:
+    """The same all-reduce in three ways, in turns: our ring, MPI's own, gloo's. {way: rows like a probe's messages}."""
+    from mpi4py import MPI
+
+    ways = {
+        "ring by hand": partial(ring.all_reduce, comm=MPI.COMM_WORLD),
+        "MPI_Allreduce": partial(ring.mpi_all_reduce, comm=MPI.COMM_WORLD),
+        "gloo": lambda array: dist.all_reduce(torch.from_numpy(array)),
+    }
+    rows = {name: [] for name in ways}
+    for size in sizes:
+        for name, way in ways.items():
+            facts = {"ranks": world.world_size, "bytes": size}
+            work = partial(way, np.zeros(size // 4, np.float32))
+            rows[name].append(Measurement(facts, world.world_size, dist.group.WORLD, work))
+    for _ in range(repeats + 1):
+        for measurement in chain(*zip(*rows.values())):
+            measurement.take()
+    return {name: [m.facts | {"seconds": m.seconds} for m in several] for name, several in rows.items()}
 
 
 def main() -> int:

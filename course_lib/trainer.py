@@ -19,6 +19,7 @@ from course_lib.data.tasks import Task, make_task
 from course_lib.metrics import Log, max_rss_mb, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
+from course_lib.parallel.horovod import wrap_optimizer
 from course_lib.parallel.staged import Pipeline, pipeline_step, world_of_data
 from course_lib.precautions import require_all_batches, require_finite, set_aside, share_batch
 from course_lib.prefetch import Prefetcher, apply_to_tensors
@@ -124,7 +125,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     timeline = Timeline() if config.timeline else None
     wrapped, sync = strategy(model, world, config, timeline)
     several = False if config.strategy == "tp" else None  # weights at once on a GPU: not if some are DTensors, some not
-    state = State(model, torch.optim.Adam(model.parameters(), foreach=several), launch=world.launch)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=several)
+    state = State(model, wrap_optimizer(wrapped, optimizer), launch=world.launch)
     saved = config.run / "checkpoint.pt"
     if config.resume or (world.launch and launch_of(saved) == world.launch):  # restarted by the launcher
         state.load(saved, config)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from course_lib.config import Config, UserError
-from course_lib.parallel import ddp, shard, staged
+from course_lib.parallel import ddp, horovod, ring, shard, staged
 from course_lib.parallel.dp import DataParallel
 from course_lib.parallel.split import Split
 from course_lib.world import World
@@ -55,6 +55,11 @@ TOGETHER = {
     "ddp_bucketed": ddp.bucketed,
     "ddp_overlapped": ddp.overlapped,
 }
+BY_OTHERS = {  # data parallel as well, but torch sends nothing
+    "mpi": ring.averaged_by(ring.mpi_all_reduce),
+    "mpi_ring": ring.averaged_by(ring.all_reduce),
+    "horovod": horovod.horovod,
+}
 SHARDED = {"fsdp": shard.fsdp, "hsdp": shard.hsdp}  # each rank sees its own samples, and has a part of every weight
 SHARED = {  # ranks that share one model
     "pipeline_naive": staged.pipeline("naive"),
@@ -64,7 +69,7 @@ SHARED = {  # ranks that share one model
     "spatial": staged.spatial,
     "tp": tensor_parallel,
 }
-STRATEGIES = ALONE | TOGETHER | SHARDED | SHARED
+STRATEGIES = ALONE | TOGETHER | BY_OTHERS | SHARDED | SHARED
 
 
 def find_strategy(name: str, world: World) -> Callable[..., Wrapped]:

@@ -5,9 +5,19 @@ and adds what comes to its own: after n − 1 rounds each has the finished sum o
 the finished pieces go round (all-gather). A rank sends 2(n−1)/n of the array, however many ranks there are.
 
     ring.all_reduce(gradient.numpy(), MPI.COMM_WORLD)       # in place
+
+At the end of the file it is a strategy of the trainer, beside one in which MPI's own all-reduce averages the gradients.
 """
 
+from collections.abc import Callable
+
 import numpy as np
+from torch import nn
+
+from course_lib.config import Config, UserError
+from course_lib.parallel.ddp import make_buckets, start_equal
+from course_lib.timeline import unrecorded
+from course_lib.world import World
 
 CHUNK = 2**16  # numbers that travel together, while those before are added
 
@@ -51,3 +61,42 @@ def send_and_add(mine: np.ndarray, other: np.ndarray, comm, to: int, source: int
         part += rooms[number % 2][: part.size]
     for one in sending:
         one.Wait()
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------------
+
+
+def mpi_all_reduce(values: np.ndarray, comm) -> np.ndarray:
+    """MPI's own, in place."""
+    from mpi4py import MPI
+
+    comm.Allreduce(MPI.IN_PLACE, values)
+    return values
+
+
+def averaged_by(all_reduce: Callable):
+    """A strategy: the buckets of ddp.bucketed, added up by MPI in the memory of the CPU; from a GPU they are copied there."""
+
+    def strategy(model: nn.Module, world: World, config: Config = Config(), timeline=None):
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.size != world.world_size:
+            raise UserError(
+                f"--strategy {config.strategy} needs all {world.world_size} ranks in one MPI world, and MPI knows of "
+                f"{MPI.COMM_WORLD.size}: start them with mpirun and --launcher mpi"
+            )
+        buckets = make_buckets(start_equal(model, world), config.bucket_mb)
+        span = timeline.span if timeline else unrecorded
+
+        def sync() -> None:
+            for bucket in buckets:
+                flat = bucket.fill(world.world_size)
+                with span("communicate"):
+                    here = flat.cpu()  # the same tensor, if it is there already
+                    all_reduce(here.numpy(), MPI.COMM_WORLD)
+                    flat.copy_(here)
+                bucket.hand_back()
+
+        return model, sync
+
+    return strategy

@@ -1,0 +1,88 @@
+"""Horovod: the same averaging of gradients, but it is the optimizer that is wrapped, not the model.
+
+Optional: `make horovod` builds it. Under mpirun its ranks meet in MPI's world; under any other launcher rank 0 opens the small
+server that `horovodrun` would have opened.
+"""
+
+import os
+import socket
+from importlib.util import find_spec
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.config import Config, UserError
+from course_lib.world import World
+
+
+class Horovod(nn.Module):
+    """The model as it is; `wrap_optimizer` does the rest."""
+
+    def __init__(self, model: nn.Module, world: World, config: Config):
+        super().__init__()
+        self.module = model
+        join(world, config.launcher)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+
+def wrap_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Under Horovod: all ranks begin with rank 0's weights, and `step` first waits for the mean of all gradients."""
+    if not isinstance(wrapped, Horovod):
+        return optimizer
+    import horovod.torch as hvd
+
+    hvd.broadcast_parameters(wrapped.module.state_dict(), root_rank=0)
+    if optimizer.state:  # a new Adam would be made to take a first step, with gradients of zero, and would count it
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return hvd.DistributedOptimizer(optimizer, named_parameters=wrapped.module.named_parameters())
+
+
+def horovod(model: nn.Module, world: World, config: Config = Config(), timeline=None):
+    """Horovod's DistributedOptimizer: gradients leave one by one as backward computes them, and are fused on the way."""
+    return Horovod(model, world, config), lambda: None
+
+
+def join(world: World, launcher: str) -> None:
+    """hvd.init(), and the certainty that all ranks are in it."""
+    if not find_spec("horovod"):
+        raise UserError("--strategy horovod: Horovod is not installed; `make horovod` builds it, in about five minutes")
+    from mpi4py import MPI  # noqa: F401, I001 its library must be loaded before Horovod looks for it
+
+    import horovod.torch as hvd
+
+    if launcher != "mpi":
+        os.environ.update(meeting_place(world))
+    hvd.init()
+    if hvd.size() != world.world_size or hvd.rank() != world.rank:
+        raise UserError(
+            f"rank {world.rank} of {world.world_size} is {hvd.rank()} of {hvd.size()} for Horovod: start the ranks with "
+            "mpirun and --launcher mpi, or with torchrun"
+        )
+
+
+def meeting_place(world: World) -> dict[str, str]:
+    """What `horovodrun` tells each rank: its place, and where the server is at which all find each other."""
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+    from horovod.runner.gloo_run import create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    names: list[str] = [""] * world.world_size
+    dist.all_gather_object(names, socket.gethostname())
+    hosts = [HostInfo(name, names.count(name)) for name in dict.fromkeys(names)]
+    places = get_host_assignments(hosts, world.world_size)
+    told = [None]
+    if world.rank == 0:
+        server = RendezvousServer()
+        told = [(socket.gethostbyname(names[0]), server.start())]
+        server.init(places)
+    dist.broadcast_object_list(told, src=0)
+    host, port = told[0]
+    return create_slot_env_vars(places[world.rank]) | {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+    }
