@@ -7,7 +7,7 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 INSTALLED := $(VENV)/.installed
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test setup notebooks data run bench cluster cluster-down pins clean
+.PHONY: help lab test setup notebooks data run bench horovod cluster cluster-down pins clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -35,6 +35,11 @@ bench: $(INSTALLED)  ## measure the performance claims side by side with their p
 	@$(RUN) -m benchmarks.ddp
 	@$(RUN) -m benchmarks.scaling
 	@$(RUN) -m benchmarks.parallel
+	@$(RUN) -m benchmarks.mpi
+	@$(RUN) -m benchmarks.horovod
+
+horovod: $(INSTALLED)  ## build Horovod for lesson 10: optional, about five minutes the first time
+	@.ci/horovod.sh
 
 cluster:  ## start a real Slurm with two nodes on this machine
 	@slurm/local/up.sh

@@ -5,7 +5,7 @@
 #   HOROVOD_GPU_OPERATIONS=NCCL make horovod     # where there are GPUs, with nvcc and NCCL at hand
 #
 # 0.28.1 is Horovod's last release. It asks its compiler for C++14, and the headers of today's torch need C++17: a wrapper
-# around the compiler puts that right, and nothing in Horovod is changed.
+# around the compiler puts that right, and makes it look for MPI and torch beside itself, in whatever venv it will be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -29,11 +29,19 @@ if ! compgen -G "$kept/*.whl" >/dev/null; then
     echo "building Horovod $version for $key (about five minutes)"
     build=$(mktemp -d)
     trap 'rm -rf "$build"' EXIT
-    printf '#!/usr/bin/env bash\nexec %q "${@//-std=*++1[14]/-std=c++17}" -g0\n' "$(command -v "${CXX:-g++}")" >"$build/c++17"
+    cat >"$build/c++17" <<WRAPPER
+#!/usr/bin/env bash
+for word; do
+    word=\${word/-std=*++1[14]/-std=c++17}
+    [[ \$word != -Wl,-rpath,* ]] || word=\${word//${PWD//\//\\/}\/.venv\/lib/'\$ORIGIN/../../../..'} # any venv's own libraries
+    words+=("\$word")
+done
+exec $(command -v "${CXX:-g++}") "\${words[@]}" -g0
+WRAPPER
     chmod +x "$build/c++17"
     if ! PATH="$PWD/.venv/bin:$PATH" CXX=$build/c++17 MAKEFLAGS=-j$(nproc) CMAKE_POLICY_VERSION_MINIMUM=3.5 \
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
-        "$python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$build/wheel" \
+        "$python" -m pip wheel -q --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps -w "$build/wheel" \
         "horovod==$version" >"$build/log" 2>&1; then
         tail -n 40 "$build/log" >&2
         exit 1
@@ -42,4 +50,4 @@ if ! compgen -G "$kept/*.whl" >/dev/null; then
     mv -T "$build/wheel" "$kept" 2>/dev/null || compgen -G "$kept/*.whl" >/dev/null # somebody else was faster
 fi
 .venv/bin/uv pip install -q --python "$python" --no-deps "$kept"/*.whl
-"$python" -c "import mpi4py.MPI, horovod.torch" # MPI's library first: Horovod looks for it where it is loaded already
+"$python" -c "import horovod.torch"

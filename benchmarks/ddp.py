@@ -41,6 +41,8 @@ def rank_rates(folder: Path, *loops: str, **options) -> dict[str, list[float]]:
     """Steps a second of 2 ranks in each of these loops, one number a round."""
     file = folder / "ranks.json"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    if options.get("launcher") == "mpi":
+        launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", "2", sys.executable, "-m", "mpi4py"]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     command = [*GUARD, *launcher, "-m", "benchmarks.ddp_ranks", str(file), f"--loops={','.join(loops)}", *flags]
     code, output = processes.run(command, timeout=1800, environments=[ONE_THREAD])

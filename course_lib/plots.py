@@ -13,6 +13,7 @@ from course_lib.scaling_plots import messages as messages
 from course_lib.scaling_plots import outlook as outlook
 from course_lib.scaling_plots import speed_up as speed_up
 from course_lib.timeline_plots import collective as collective
+from course_lib.timeline_plots import rounds as rounds
 from course_lib.timeline_plots import schedules as schedules
 from course_lib.timeline_plots import timeline as timeline
 from course_lib.timeline_plots import timelines as timelines

@@ -143,3 +143,30 @@ def collective(name: str, before: Sequence[Sequence[float]], after: Sequence[Seq
         axis.spines[:].set_visible(False)
         axis.tick_params(length=0)
     plt.show()
+
+
+def rounds(states: Sequence[Sequence[Sequence[float]]], titles: Sequence[str]) -> None:
+    """What every rank holds after each round of a collective: states[rank][round].
+
+    Rank r begins with 10^r everywhere, so that a number tells whose values are in it: the more, the darker.
+    """
+    columns = min(4, len(titles))
+    lines = -(-len(titles) // columns)
+    tall = 0.32 * len(states) + 0.45
+    _, axes = plt.subplots(lines, columns, figsize=(8.4, lines * tall), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(titles) :]:
+        axis.set_visible(False)
+    for number, (axis, title) in enumerate(zip(axes.flat, titles)):
+        held = [[f"{int(value)}" for value in rank[number]] for rank in states]
+        shades = [[text.count("1") / len(states) for text in row] for row in held]
+        axis.imshow(shades, cmap="Blues", vmin=0, vmax=1.6, aspect="auto")
+        for row, texts in enumerate(held):
+            for column, text in enumerate(texts):
+                axis.text(column, row, text, ha="center", va="center", fontsize=8)
+        axis.set_title(title, fontsize=9)
+        axis.set(xticks=[])
+        axis.set_yticks(range(len(states)), [f"rank {rank}" for rank in range(len(states))], fontsize=8)
+        axis.label_outer()
+        axis.spines[:].set_visible(False)
+        axis.tick_params(length=0)
+    plt.show()

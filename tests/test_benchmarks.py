@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,17 @@ PARTS = {
     "ddp": {"overlapped", "ranks", "trainer", "unet"},
     "parallel": {"bubble", "memory", "pipelines"},
     "scaling": {"prediction"},
+    "mpi": {"ring"},
+    "horovod": {"gloo", "mpi"} if find_spec("horovod") else set(),
 }
-GOALS = {"data": 12, "ddp": 3, "parallel": 4, "scaling": 1}  # at least: peers of ddp's trainer and unet may be missing
+GOALS = {
+    "data": 12,
+    "ddp": 3,
+    "parallel": 4,
+    "scaling": 1,
+    "mpi": 1,
+    "horovod": 0,
+}  # at least: peers of ddp's trainer and unet may be missing
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -68,13 +68,13 @@ def test_a_rank_killed_on_purpose_comes_back_to_the_same_bits(config, capsys):
 
 def test_what_a_shell_printed_is_recorded_and_shown_where_it_can_not_run(tmp_path, monkeypatch, capsys):
     recorded = tmp_path / "slurm.json"
-    recorded.write_text('{"where": "on a machine of the past", "printed": {}}')
-    monkeypatch.setattr(lesson, "RECORDED", recorded)
+    recorded.write_text('{"where": "on a machine of the past", "found": {}}')
+    monkeypatch.setattr(lesson, "REFERENCE", tmp_path)
     monkeypatch.setenv("COURSE_RECORD", "1")
     lesson.shell("echo $((6 * 7))", live=True)
     lesson.shell("echo $$", live=True, name="never the same")
     lesson.shell("echo runs everywhere")
-    assert set(json.loads(recorded.read_text())["printed"]) == {"echo $((6 * 7))", "never the same"}
+    assert set(json.loads(recorded.read_text())["found"]) == {"echo $((6 * 7))", "never the same"}
     assert capsys.readouterr().out.startswith("42\n")
     lesson.shell("echo $((6 * 7))", live=False)
     assert capsys.readouterr().out == "not run here, but recorded: on a machine of the past\n\n42\n"

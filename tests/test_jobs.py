@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from course_lib.scheduler import Status
 
 ENDLESS = {"epochs": 10**6}  # until somebody ends it
 RANKS = {"01_baseline": 1, "02_data": 1, "03_data_parallel": 1, "04_ddp": 4, "05_launch": 2}
-RANKS |= {"07_model_parallel": 2, "08_sharding": 2, "09_mpi": 2}
+RANKS |= {"07_model_parallel": 2, "08_sharding": 2, "09_mpi": 2} | ({"10_horovod": 2} if find_spec("horovod") else {})
 WIDGET = "application/vnd.jupyter.widget-view+json"
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -91,7 +92,9 @@ def here(path_without, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
         patch.setenv("COURSE_PLAIN", "1")
         for script in RANKS:
             asked = small | {"runs": str(folder), "max_steps": 6}
-            asked |= {"nodes": 1} if script in ("05_launch", "08_sharding", "09_mpi") else {}  # the others as they are
+            asked |= (
+                {"nodes": 1} if script in ("05_launch", "08_sharding", "09_mpi", "10_horovod") else {}
+            )  # the others as they are
             with patch.context() as more:
                 if script == "02_data":
                     staged = {"DATA": asked.pop("data"), "VENV": str(venv), "TMPDIR": str(folder / "tmp")}

@@ -11,8 +11,8 @@ LESSONS = build.sources()
 SLURM = [source for source in LESSONS if "jobs.find_cluster()" in source.read_text()]
 
 
-def run_and_compare(source, folder) -> None:
-    numbers = run.run(source, smoke=True, out=folder, parameters={"runs": str(folder / "runs")})
+def run_and_compare(source, folder, **parameters) -> None:
+    numbers = run.run(source, smoke=True, out=folder, parameters={"runs": str(folder / "runs")} | parameters)
     baseline = json.loads((run.BASELINES / f"{source.stem}.json").read_text())
     assert not (complaints := run.compare(numbers, baseline)), "\n".join(complaints)
 
@@ -31,6 +31,12 @@ def test_lesson_with_jobs_runs_on_slurm(source, slurm, tmp_path):
 @pytest.mark.parametrize("source", SLURM, ids=lambda source: source.stem)
 def test_lesson_with_jobs_has_the_same_numbers_without_slurm(source, no_slurm, tmp_path):
     run_and_compare(source, tmp_path)
+    assert "not run here, but recorded" in (tmp_path / f"{source.stem}.ipynb").read_text()
+
+
+def test_the_lesson_on_horovod_has_the_same_numbers_without_it(tmp_path):
+    [source] = [one for one in LESSONS if one.stem == "10_horovod"]
+    run_and_compare(source, tmp_path, horovod=False)
     assert "not run here, but recorded" in (tmp_path / f"{source.stem}.ipynb").read_text()
 
 

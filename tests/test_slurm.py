@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from helpers import BIN, LOCAL, ROOT, ask, assert_same, cluster_script, result, start_cluster, wait_until
 
 from course_lib import results
@@ -105,10 +107,14 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
     """All at the same time: two nodes have room for them."""
     config = base.replace(runs=str(tmp_path), max_steps=6, timeout=60)
     jobs = {path.stem: path for path in sorted((ROOT / "slurm").glob("[0-9]*.sbatch"))}
-    assert len(jobs) == 8
+    assert len(jobs) == 9
+    jobs["09_by_srun"] = jobs["09_mpi"]
+    if not find_spec("horovod"):  # optional; that CI has it is a test of its own
+        del jobs["10_horovod"]
     environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf"), "DATA": config.data}
     environment["PATH"] = f"{BIN}:{environment['PATH']}"  # of the venv that runs this test, wherever it is
     for name, path in jobs.items():
+        environment["MPI_LAUNCH"] = "srun --mpi=pmi2" if name == "09_by_srun" else ""
         words = [word for word in config.replace(name=name).arguments() if not word.startswith("--data")]
         words += [] if name == "02_data" else [f"--data={config.data}"]  # that one stages what DATA names
         command = ["sbatch", f"--output={tmp_path / name}.log", path, *words]
@@ -117,16 +123,18 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in jobs}
     assert all(log.count("done: ") == 1 for log in logs.values()), logs
     ends = {name: read_log(config.replace(name=name).run) for name in jobs}
-    assert {name: events[0]["world_size"] for name, events in ends.items() if events[0]["world_size"] > 1} == {
-        "04_ddp": 4,
-        "05_launch": 4,
-        "07_model_parallel": 2,
-        "08_sharding": 4,
-        "09_mpi": 4,
-    }
-    results = [result(config.replace(name=name)) for name in ("04_ddp", "05_launch", "09_mpi")]
-    for other in results[1:]:
-        assert_same(other, results[0])  # torchrun, srun and mpirun on two nodes: bit for bit
+    sizes = {name: events[0]["world_size"] for name, events in ends.items()}
+    four = ("04_ddp", "05_launch", "08_sharding", "09_mpi", "09_by_srun", "10_horovod")
+    alone = ("01_baseline", "02_data", "03_data_parallel")
+    expected = dict.fromkeys(alone, 1) | dict.fromkeys(four, 4) | {"07_model_parallel": 2}
+    assert sizes == {name: expected[name] for name in jobs}
+    ddp = result(config.replace(name="04_ddp"))
+    for name in ("05_launch", "09_mpi", "09_by_srun"):
+        assert_same(
+            result(config.replace(name=name)), ddp
+        )  # torchrun, srun and both ways of MPI on two nodes: bit for bit
+    if "10_horovod" in jobs:
+        torch.testing.assert_close(result(config.replace(name="10_horovod"))["model"], ddp["model"])
 
 
 @pytest.mark.integration

@@ -4,9 +4,11 @@ Optional: `make horovod` builds it. Under mpirun its ranks meet in MPI's world; 
 server that `horovodrun` would have opened.
 """
 
+import json
 import os
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,11 +34,13 @@ def wrap_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer) -> torc
     """Under Horovod: all ranks begin with rank 0's weights, and `step` first waits for the mean of all gradients."""
     if not isinstance(wrapped, Horovod):
         return optimizer
+    if optimizer.state:
+        raise ValueError(
+            "Horovod makes a new optimizer, without the state of this one: wrap it first, then load the state"
+        )
     import horovod.torch as hvd
 
     hvd.broadcast_parameters(wrapped.module.state_dict(), root_rank=0)
-    if optimizer.state:  # a new Adam would be made to take a first step, with gradients of zero, and would count it
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     return hvd.DistributedOptimizer(optimizer, named_parameters=wrapped.module.named_parameters())
 
 
@@ -49,11 +53,9 @@ def join(world: World, launcher: str) -> None:
     """hvd.init(), and the certainty that all ranks are in it."""
     if not find_spec("horovod"):
         raise UserError("--strategy horovod: Horovod is not installed; `make horovod` builds it, in about five minutes")
-    from mpi4py import MPI  # noqa: F401, I001 its library must be loaded before Horovod looks for it
-
     import horovod.torch as hvd
 
-    if launcher != "mpi":
+    if launcher != "mpi" and not hvd.is_initialized():
         os.environ.update(meeting_place(world))
     hvd.init()
     if hvd.size() != world.world_size or hvd.rank() != world.rank:
@@ -86,3 +88,19 @@ def meeting_place(world: World) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
     }
+
+
+def count_messages(timeline: Path) -> tuple[int, int]:
+    """From the file that HOROVOD_TIMELINE names: gradients that were averaged, and the all-reduces that it took."""
+    text = timeline.read_text().rstrip().rstrip(",")  # the list may have been left open
+    gradients, messages, under_way = 0, 0, set()
+    for event in json.loads(text if text.endswith("]") else f"{text}]"):
+        if event["ph"] == "B" and event["name"] in ("MPI_ALLREDUCE", "GLOO_ALLREDUCE"):
+            gradients, messages = (
+                gradients + 1,
+                messages + (not under_way),
+            )  # what shares a message begins before any ends
+            under_way.add(event["pid"])
+        elif event["ph"] == "E":
+            under_way.discard(event["pid"])
+    return gradients, messages

@@ -1,0 +1,35 @@
+"""Lesson 10: a training loop with Horovod; mpirun starts it."""
+
+import sys
+from itertools import islice
+
+import horovod.torch as hvd
+import torch
+from torch.nn import functional as F
+
+from course_lib.config import Config
+from course_lib.data.batches import Batches
+from course_lib.data.tasks import make_task
+from course_lib.trainer import make_model
+from course_lib.world import World
+
+torch.set_num_threads(1)
+hvd.init()
+world = World(rank=hvd.rank(), world_size=hvd.size())
+config = Config.parse(sys.argv[1:])
+task = make_task(config)
+model = make_model(config, task)
+optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+for indices in islice(Batches(len(task.train), config.batch, world=world), config.max_steps):
+    x, y = (torch.stack(part) for part in zip(*(task.train[index] for index in indices)))
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+if world.is_main:
+    config.run.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), config.run / "weights.pt")
