@@ -41,6 +41,7 @@ class Measurement:
     ranks: int
     group: dist.ProcessGroup | None
     work: Callable[[], None]
+    device: torch.device = torch.device("cpu")
     calls: int = 0
     seconds: list[float] = field(default_factory=list)
 
@@ -48,16 +49,22 @@ class Measurement:
         """Once more; what is short is done many times in a row. The first time only warms up."""
         if self.group:
             dist.barrier(self.group)
-        began = time.perf_counter()
+        began = self._now()
         for _ in range(self.calls or 2):
             self.work()
-        seconds = self._slowest((time.perf_counter() - began) / (self.calls or 2))
+        seconds = self._slowest((self._now() - began) / (self.calls or 2))
         if self.calls:
             self.seconds.append(seconds)
         self.calls = self.calls or math.ceil(SECONDS / seconds)
 
+    def _now(self) -> float:
+        """The clock, when all is done: a GPU's work is only queued when the call returns."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
     def _slowest(self, seconds: float) -> float:
-        tensor = torch.tensor([seconds], dtype=torch.float64)
+        tensor = torch.tensor([seconds], dtype=torch.float64, device=self.device)  # NCCL knows only GPUs' memory
         if self.group:
             dist.all_reduce(tensor, dist.ReduceOp.MAX, self.group)
         return tensor.item()
@@ -76,12 +83,12 @@ def probe(config: Config, world: World, *, sizes=SIZES, batches=BATCHES, repeats
             wrapped = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=config.bucket_mb)
         for size in sizes if group else ():
             send = partial(dist.all_reduce, torch.zeros(size // 4, device=world.device), group=group)
-            messages.append(Measurement({"ranks": ranks, "bytes": size}, ranks, group, send))
+            messages.append(Measurement({"ranks": ranks, "bytes": size}, ranks, group, send, world.device))
         for net, kind in ((model, steps), (wrapped, together)):
             optimizer = torch.optim.Adam(net.parameters(), lr=0.0)
             for batch in batches:
                 step = partial(train_step, net, (x[:batch], y[:batch]), optimizer, measure=task.score.loss)
-                kind.append(Measurement({"ranks": ranks, "batch": batch}, ranks, group, step))
+                kind.append(Measurement({"ranks": ranks, "batch": batch}, ranks, group, step, world.device))
     for _ in range(repeats + 1):
         for measurement in messages + steps + together:
             barrier(world)  # who is not in the group waits at the next one, which takes no time from the others
