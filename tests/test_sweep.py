@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from conftest import run_module
-from helpers import ROOT, assert_same, environment, result, wait_until
+from helpers import ROOT, ask, assert_same, environment, result, wait_until
 
 from course_lib import results, sweep
 from course_lib.config import Config, UserError
 from course_lib.failures import RanksError
 from course_lib.metrics import Log, read_log
+from course_lib.submission import sbatch
 from course_lib.trainer import fit
 from course_lib.world import World
 
@@ -165,6 +166,34 @@ def test_a_notebook_submits_it_and_gets_the_same_rows(slurm, small, swept):
         with pytest.raises(RanksError, match=r"jobs \d+ have ended without ddp-2-ranks-seed-0: look at runs/sweep-"):
             sweep.run(small.replace(name="too-large", batch=40), [2], slurm=True)
     finally:
+        for log in (ROOT / "runs").glob("sweep*.log"):
+            log.unlink()
+
+
+@pytest.mark.integration
+def test_interrupted_and_run_again_it_finds_its_jobs_instead_of_submitting_them_twice(slurm, small, monkeypatch):
+    """A job in the way keeps them queued. One that asks for more, of the same folders, waits until they are done."""
+    small, waited = small.replace(name="found-again"), []
+    in_the_way = sbatch(["--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"])
+
+    def interrupt(jobs: list[str], *_) -> None:
+        waited.append(jobs)
+        raise KeyboardInterrupt
+
+    try:
+        for _ in range(2):
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(sweep, "_wait", interrupt)
+                sweep.run(small, [1, 2], slurm=True)
+        assert waited[0] == waited[1]
+        assert sweep.submit(small, [1], [0, 1])[0] not in waited[0]
+        ask(slurm, "scancel", str(in_the_way))
+        assert [row["seeds"] for row in sweep.run(small, [1], [0, 1], slurm=True)] == [2]
+        wait_until(lambda: not ask(slurm, "squeue", "--noheader"), seconds=240)
+        logs = [read_log(run, repeats=True) for run in small.run.glob("ddp-*")]
+        assert [[event["event"] for event in log].count("start") for log in logs] == [1, 1, 1]
+    finally:
+        ask(slurm, "scancel", "--me")
         for log in (ROOT / "runs").glob("sweep*.log"):
             log.unlink()
 
