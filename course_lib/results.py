@@ -1,5 +1,6 @@
 """From the logs of runs that differ in their ranks and seeds to rows, speed-ups and a table."""
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,14 +18,24 @@ def samples_per_s(events: list[dict]) -> float:
     return statistics.median(speeds[1:] or speeds)
 
 
+def attempts(events: list[dict]) -> list[list[dict]]:
+    """The log cut at each start: a run that was interrupted has several. What lies between two of them was no work."""
+    starts = [number for number, event in enumerate(events) if event["event"] == "start"]
+    return [events[first:last] for first, last in zip(starts, [*starts[1:], None])]
+
+
+def seconds_of(attempt: list[dict]) -> float:
+    return attempt[-1]["time"] - attempt[0]["time"]
+
+
 def seconds_to(events: list[dict], reached: Callable[[dict], bool]) -> float | None:
-    """Seconds of work until an evaluation is good enough; the time between an interruption and its end does not count."""
-    spent, began = 0.0, None
-    for before, event in zip([None, *events], events):
-        if event["event"] == "start":
-            spent, began = spent + (before["time"] - began if before else 0.0), event["time"]
-        elif event["event"] == "eval" and reached(event):
-            return spent + event["time"] - began
+    """Seconds of work until an evaluation is good enough."""
+    spent = 0.0
+    for attempt in attempts(events):
+        for event in attempt:
+            if event["event"] == "eval" and reached(event):
+                return spent + event["time"] - attempt[0]["time"]
+        spent += seconds_of(attempt)
     return None
 
 
@@ -36,7 +47,9 @@ def row_of(run: Path) -> dict:
         raise UserError(f"{run} has not come to its end; look at its log, or leave it out")
     start, config = last["start"], last["start"]["config"]
     row = {"strategy": config["strategy"], "ranks": start["world_size"], "seed": config["seed"], "run": run}
-    row |= {"batch": config["batch"], "samples_per_s": samples_per_s(events), "seconds": last["end"]["seconds"]}
+    before = attempts(read_log(run, repeats=True))[:-1]  # they were paid for too
+    seconds = last["end"]["seconds"] + sum(map(seconds_of, before))
+    row |= {"batch": config["batch"], "samples_per_s": samples_per_s(events), "seconds": seconds}
     return row | {name: last["eval"][name] for name in ("loss", "iou") if name in last["eval"]}
 
 
@@ -49,7 +62,7 @@ def collect(folder: Path) -> list[dict]:
 def summarise(rows: Sequence[dict]) -> list[dict]:
     """One row for each strategy and number of ranks: means over seeds, and how far the seeds stray (standard deviation).
 
-    Speed-up and efficiency are relative to the fewest ranks of the same strategy.
+    Speed-up and efficiency are relative to the fewest ranks of the same strategy, and stray with those as well.
     """
     groups = defaultdict(list)
     for row in rows:
@@ -63,7 +76,8 @@ def summarise(rows: Sequence[dict]) -> list[dict]:
                 row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else 0.0
         base = first.setdefault(strategy, row)
         row["speed_up"] = row["samples_per_s"] / base["samples_per_s"] * base["ranks"]
-        row["speed_up_spread"] = row["speed_up"] * row["samples_per_s_spread"] / row["samples_per_s"]
+        astray = [one["samples_per_s_spread"] / one["samples_per_s"] for one in (base, row)]
+        row["speed_up_spread"] = row["speed_up"] * math.hypot(*astray) if row is not base else 0.0
         row["efficiency"] = efficiency(row["speed_up"], ranks)
         found.append(row)
     return found

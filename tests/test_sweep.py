@@ -1,5 +1,6 @@
 """A sweep runs every point once, whatever interrupts it, and its rows are the means of what the logs say."""
 
+import json
 import re
 import shutil
 import signal
@@ -230,15 +231,17 @@ def test_speed_up_and_efficiency_by_hand(tmp_path):
 
 
 def test_means_and_spreads_over_seeds_by_hand(tmp_path):
-    """10 and 14 samples a second: mean 12, standard deviation √8; 24 ± 0 on two ranks."""
+    """10 and 14 samples a second: mean 12, standard deviation √8; 24 on two ranks and 30 ± 10 on three."""
     for seed, (speed, iou) in enumerate([(10, 0.6), (14, 0.8)]):
         write_run(tmp_path / f"one{seed}", 1, [speed], seed=seed, iou=iou)
         write_run(tmp_path / f"two{seed}", 2, [24], seed=seed, iou=0.7)
-    one, two = results.summarise(results.collect(tmp_path))
+        write_run(tmp_path / f"three{seed}", 3, [30 + 50**0.5 * (-1) ** seed], seed=seed, iou=0.7)
+    one, two, three = results.summarise(results.collect(tmp_path))
     assert (one["samples_per_s"], one["samples_per_s_spread"]) == pytest.approx((12, 8**0.5))
     assert (one["iou"], one["iou_spread"]) == pytest.approx((0.7, 0.02**0.5))
-    assert (two["speed_up"], two["speed_up_spread"], two["efficiency"]) == pytest.approx((2, 0, 1))
-    assert one["speed_up_spread"] == pytest.approx(8**0.5 / 12)
+    assert (one["speed_up"], one["speed_up_spread"]) == (1, 0)  # by definition
+    assert (two["speed_up"], two["speed_up_spread"]) == pytest.approx((2, 2 * 8**0.5 / 12))  # of the first alone
+    assert (three["speed_up"], three["speed_up_spread"]) == pytest.approx((2.5, 2.5 * (8 / 144 + 100 / 900) ** 0.5))
     assert "12.0 ± 2.8" in repr(results.show([one, two]))
 
 
@@ -271,6 +274,17 @@ def test_time_to_a_target_leaves_out_the_time_between_two_attempts():
     assert results.seconds_to(log, lambda event: event["iou"] >= 0.4) == 5
     assert results.seconds_to(log, lambda event: event["iou"] >= 0.8) == 5 + 5
     assert results.seconds_to(log, lambda event: event["iou"] >= 0.95) is None
+
+
+def test_all_attempts_of_a_run_are_paid_for(tmp_path):
+    """Cut off after 7 seconds, and again after 2; the last one took 100."""
+    run = write_run(tmp_path / "run", 1, [1.0, 2.0])
+    start, step = read_log(run)[:2]
+    before = [(start, -500), (step, -493), (start, -100), (step, -98)]
+    lines = [json.dumps(event | {"time": start["time"] + seconds}) for event, seconds in before]
+    path = run / "metrics.jsonl"
+    path.write_text("\n".join([*lines, path.read_text()]))
+    assert results.row_of(run)["seconds"] == pytest.approx(7 + 2 + 100)
 
 
 def test_time_to_a_target_of_every_run(tmp_path):
