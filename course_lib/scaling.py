@@ -5,6 +5,10 @@
 A message costs alpha seconds, and beta seconds for each byte. An all-reduce of S bytes is 2(n−1) messages of S/n bytes one
 after the other round a ring, or 2·log2(n) messages up and down a tree. Amdahl's and Gustafson's laws are the special case in
 which communication costs nothing.
+
+What it takes for granted: backward is 2/3 of a step's compute, the fixed part included; it fills the buckets evenly in time,
+so many bytes a second; messages and compute slow each other down only where a core must do both; loading data costs nothing;
+and no rank is ever late, though a real step ends with the slowest of n.
 """
 
 import dataclasses
@@ -84,6 +88,11 @@ def fit_network(messages: Sequence[dict], cores: int) -> Network:
     return Network(float(alpha), float(beta))
 
 
+def busy(ranks: int, cores: int) -> float:
+    """Which part of the other cores has a rank to run."""
+    return (min(ranks, cores) - 1) / (cores - 1) if cores > 1 else 0.0
+
+
 def crowd(ranks: int, cores: int) -> float:
     """How many ranks share a core; with cores = 0 each has a device of its own."""
     return max(1.0, ranks / cores) if cores else 1.0
@@ -106,8 +115,7 @@ class Model:
 
     def compute(self, ranks: int, batch: float) -> float:
         """Seconds of a step without communication."""
-        busy = (min(ranks, self.cores) - 1) / (self.cores - 1) if self.cores > 1 else 0.0
-        slower = 1 + (self.slowdown - 1) * busy
+        slower = 1 + (self.slowdown - 1) * busy(ranks, self.cores)
         return (self.fixed + self.per_sample * batch) * slower * crowd(ranks, self.cores)
 
     def exposed(self, ranks: int, batch: float) -> float:
@@ -147,14 +155,15 @@ class Model:
 def fit_model(found: dict, buckets: Sequence[int] | None = None) -> Model:
     """A model of the machine that was probed; unless it is told otherwise, all gradients are in one bucket.
 
-    Compute comes from the steps on one rank, the slowdown from those on as many ranks as there are cores. No step with
+    Compute comes from the steps on one rank, the slowdown from those on the most ranks that have a core each. No step with
     communication is looked at, and none on more ranks than cores: those are there to be predicted.
     """
     cores = found["cores"]
     alone = {s["batch"]: statistics.median(s["seconds"]) for s in found["steps"] if s["ranks"] == 1}
     if len(alone) < 2:
         raise UserError("the time of a sample needs steps of at least two batch sizes: probe more")
-    full = {s["batch"]: statistics.median(s["seconds"]) for s in found["steps"] if s["ranks"] == cores}
+    most = max(s["ranks"] for s in found["steps"] if s["ranks"] <= max(1, cores))
+    full = {s["batch"]: statistics.median(s["seconds"]) for s in found["steps"] if s["ranks"] == most}
     per_sample, fixed = np.polyfit(list(alone), list(alone.values()), 1, w=[1 / t for t in alone.values()])
     if min(per_sample, fixed) < 0:  # noise: then all of it grows with the batch, or none
         per_sample, fixed = (
@@ -162,7 +171,8 @@ def fit_model(found: dict, buckets: Sequence[int] | None = None) -> Model:
             if fixed < 0
             else (0.0, statistics.fmean(alone.values()))
         )
-    slowdown = max(1.0, statistics.median(full[b] / alone[b] for b in alone)) if cores > 1 and full else 1.0
+    longer = statistics.median(full[b] / alone[b] for b in alone) - 1
+    slowdown = 1 + max(0.0, longer) / busy(most, cores) if most > 1 else 1.0
     network = fit_network(found["messages"], cores)
     buckets = tuple(buckets or [4 * found["parameters"]])
     return Model(float(fixed), float(per_sample), network, buckets, cores, slowdown)

@@ -121,10 +121,10 @@ def test_too_few_measurements_are_refused():
 # ---- steps -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cores", [0, 2, 4])
+@pytest.mark.parametrize("cores", [0, 1, 2, 4, 8])  # 8: more than the probe has ranks, so never all of them busy
 def test_a_machine_that_follows_the_model_is_predicted(cores):
     network = Network(5e-4, 8e-10)
-    truth = Model(0.004, 0.006, network, (110_000,), cores, 1.2 if cores else 1.0)
+    truth = Model(0.004, 0.006, network, (110_000,), cores, 1.2 if cores > 1 else 1.0)
     model = scaling.fit_model(probe(network, cores=cores))
     for ranks in (1, 2, 3, 4, 64):
         assert model.step(ranks, 8) == pytest.approx(truth.step(ranks, 8), rel=1e-3)
@@ -175,16 +175,19 @@ def test_ranks_that_share_cores_share_time():
     assert model.weak(2, 1) == pytest.approx(1.6) == model.weak(4, 1)  # more ranks than cores bring nothing
 
 
-def test_the_band_holds_the_truth_and_shrinks_with_the_noise():
-    truth = scaling.fit_model(probe(Network(5e-4, 8e-10)))
-    ranks = [2, 64, 1024]
-    widths = []
-    for noise in (0.02, 0.2):
-        models = [scaling.fit_model(p) for p in scaling.resample(probe(Network(5e-4, 8e-10), noise=noise), draws=50)]
-        low, high = scaling.band(models, lambda m, n: m.step(n, 8), ranks)
-        widths.append(np.mean([(h - b) / b for b, h in zip(low, high)]))
-        assert all(0.8 * b < truth.step(n, 8) < 1.2 * h for n, b, h in zip(ranks, low, high))
-    assert widths[0] < widths[1]
+def test_nine_of_ten_bands_hold_the_truth_and_they_grow_with_the_noise():
+    """Of 40 probes; 80 % is two standard deviations of such a count below 90 %."""
+    network, ranks = Network(5e-4, 8e-10), [2, 64, 1024]
+    truth = np.array([Model(0.004, 0.006, network, (110_000,)).step(n, 8) for n in ranks])
+
+    def band(noise: float, seed: int) -> np.ndarray:
+        drawn = scaling.resample(probe(network, noise=noise, seed=seed), draws=50)
+        return np.array(scaling.band([scaling.fit_model(one) for one in drawn], lambda m, n: m.step(n, 8), ranks))
+
+    bands = np.array([band(0.02, seed) for seed in range(40)])  # (probe, low and high, ranks)
+    held = (bands[:, 0] < truth) & (truth < bands[:, 1])
+    assert (held.mean(axis=0) >= 0.8).all()
+    assert (np.diff(bands[0], axis=0) < np.diff(band(0.2, 0), axis=0)).all()
 
 
 def test_resampling_is_the_same_every_time():
