@@ -2,7 +2,7 @@
 
 runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, readable while the run goes on:
 
-    {"event": "start", "time": …, "config": {…}, "world_size": …, "step": …, "steps": …, "device": …, …}
+    {"event": "start", "time": …, "config": {…}, "world_size": …, "nodes": …, "step": …, "steps": …, "device": …, …}
     {"event": "step",  "time": …, "step": …, "epoch": …, "loss": …, "lr": …, "samples_per_s": …, "wait_share": …}
     {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …} or "iou": …, "count": …}
     {"event": "stop",  "time": …, "step": …}
@@ -41,6 +41,11 @@ def max_rss_mb(world: World) -> float:
     ranks = torch.zeros(world.world_size)
     ranks[world.rank] = mine
     return float(sum_over_ranks(ranks, world).max())
+
+
+def count_nodes(world: World) -> int:
+    """Nodes that the ranks are on: each has one whose local rank is 0."""
+    return round(float(sum_over_ranks(torch.tensor([float(world.local_rank == 0)]), world)))
 
 
 class Log:

@@ -49,7 +49,8 @@ def row_of(run: Path) -> dict:
     row = {"strategy": config["strategy"], "ranks": start["world_size"], "seed": config["seed"], "run": run}
     before = attempts(read_log(run, repeats=True))[:-1]  # they were paid for too
     seconds = last["end"]["seconds"] + sum(map(seconds_of, before))
-    row |= {"batch": config["batch"], "samples_per_s": samples_per_s(events), "seconds": seconds}
+    row |= {"nodes": start.get("nodes", 1), "batch": config["batch"]}
+    row |= {"samples_per_s": samples_per_s(events), "seconds": seconds}
     return row | {name: last["eval"][name] for name in ("loss", "iou") if name in last["eval"]}
 
 
@@ -69,7 +70,8 @@ def summarise(rows: Sequence[dict]) -> list[dict]:
         groups[row["strategy"], row["ranks"]].append(row)
     found, first = [], {}
     for (strategy, ranks), several in sorted(groups.items()):
-        row = {"strategy": strategy, "ranks": ranks, "seeds": len(several), "batch": several[0]["batch"]}
+        row = {"strategy": strategy, "ranks": ranks, "seeds": len(several)}
+        row |= {name: several[0][name] for name in ("nodes", "batch")}
         for name in ("samples_per_s", "seconds", "loss", "iou"):
             if values := [one[name] for one in several if name in one]:
                 row[name] = statistics.fmean(values)

@@ -16,7 +16,7 @@ from course_lib.checkpoint import State, launch_of
 from course_lib.config import Config
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
-from course_lib.metrics import Log, max_rss_mb, sum_over_ranks
+from course_lib.metrics import Log, count_nodes, max_rss_mb, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
 from course_lib.parallel.horovod import wrap_optimizer
@@ -146,7 +146,7 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     ):
         count = sum(parameter.numel() for parameter in model.parameters())
         facts = {"device": str(world.device), "parameters": count, "torch": torch.__version__}
-        facts |= {"world_size": world.world_size, "launch": world.launch}
+        facts |= {"world_size": world.world_size, "nodes": count_nodes(world), "launch": world.launch}
         log.write("start", config=vars(config), step=state.step, steps=steps, **facts)
         began = time.perf_counter()
         while True:

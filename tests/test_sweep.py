@@ -301,4 +301,4 @@ def test_the_real_log_has_what_the_rows_need(swept):
     assert row["seconds"] == events[-1]["seconds"] and row["samples_per_s"] > 0
     judged = next(event for event in events if event["event"] == "eval")
     assert results.seconds_to(events, lambda event: True) == judged["time"] - events[0]["time"]
-    assert [row["ranks"] for row in rows] == [1, 2]
+    assert [(row["ranks"], row["nodes"]) for row in rows] == [(1, 1), (2, 1)]
