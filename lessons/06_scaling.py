@@ -49,6 +49,7 @@ from course_lib.config import Config
 from course_lib.data.tasks import make_task
 from course_lib.lesson import numbers, show
 
+assert 1 in ranks_to_try, "a speed-up is relative to one rank: ranks_to_try needs a 1"
 settings = f"width{width}_batch{batch}_epochs{epochs}"  # change one, and the runs get folders of their own
 config = Config(task="segment", data=data, runs=runs, strategy="ddp", padding="zeros", width=width, batch=batch)
 config = config.replace(name=f"06_weak_{settings}", epochs=epochs, lr=2e-3, scale_lr=True, warmup=10, log_every=5)
@@ -230,7 +231,7 @@ results.show(weak_rows)
 from course_lib import checkpoint
 from course_lib.trainer import make_model
 
-every = results.collect(config.run)
+every = [results.row_of(one.run) for _, one in sweep.grid(config, ranks_to_try, seeds)]
 learned = make_model(config, task).eval()
 learned.load_state_dict(checkpoint.load(every[0]["run"] / "checkpoint.pt")["model"])
 with torch.no_grad():
