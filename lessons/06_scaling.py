@@ -243,24 +243,29 @@ plots.fields({name: panels[name] for name in ("image", "reference", "blurred, th
 #
 # For strong scaling we need only the speed, so these runs are short. We let DDP race against another way to average the same
 # gradients: Horovod where it is installed (lesson 10), else the naive one of lesson 04, one all-reduce for each of the net's
-# parameter tensors. **Predict:** by how much does the naive one lose on two ranks, if α is all that counts?
+# parameter tensors. **Predict:** by how much does the naive one lose on two ranks, if α is all that counts? And Horovod, which
+# *fuses* small tensors into one message, as DDP's buckets do?
 
 # %%
 from importlib.util import find_spec
 
-from course_lib.parallel import STRATEGIES
+rival = "horovod" if find_spec("horovod") else "ddp_naive"
+few, tensors = min(n for n in ranks_to_try if n > 1), len(list(learned.parameters()))
+extra = (tensors - 1) * network.ring(few, 0) * scaling.crowd(few, model.cores)
+print(f"one message for each of {tensors} tensors on {few} ranks: {1e3 * extra:.1f} ms more a step, if none is hidden")
+print(f"the rival is {rival}, which", "does that" if rival == "ddp_naive" else "fuses them: expect no such loss")
 
-rival = "horovod" if "horovod" in STRATEGIES and find_spec("horovod") else "ddp_naive"
-strong = config.replace(name=f"06_strong_{settings}", global_batch=global_batch, max_steps=strong_steps, scale_lr=False)
+# %%
+strong = config.replace(name=f"06_strong_{settings}_steps{strong_steps}", max_steps=strong_steps)
+strong = strong.replace(global_batch=global_batch, scale_lr=False)
 strong_rows = []
 for strategy in ("ddp", rival):
-    strong_rows += sweep.run(strong.replace(strategy=strategy), ranks_to_try, slurm=on_slurm)
+    strong_rows += sweep.run(strong.replace(strategy=strategy), ranks_to_try, seeds, slurm=on_slurm)
 results.show(strong_rows)
 
 # %%
-tensors = len(list(learned.parameters()))
-extra = (tensors - 1) * network.ring(2, 0)
-print(f"{tensors} messages instead of one: {1e3 * extra:.0f} ms more latency in every step, if none of it is hidden")
+took = {row["strategy"]: 1e3 * global_batch / row["samples_per_s"] for row in strong_rows if row["ranks"] == few}
+print(f"measured on {few} ranks: ddp {took['ddp']:.1f} ms a step, {rival} {took[rival] - took['ddp']:+.1f} ms")
 
 # %% [markdown]
 # ## Then compare
