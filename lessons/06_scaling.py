@@ -214,8 +214,9 @@ for name, line in (("weak", weak_model), ("strong", strong_model)):
 # ## Then measure
 #
 # `sweep.run` trains on every number of ranks with every seed, and each run writes its own log. Interrupt it if you like
-# (the stop button) and run the cell again: what is done stays done, and what was cut off goes on from its checkpoint. Each
-# run is a real training, so on two cores this is the moment for a coffee.
+# (the stop button) and run the cell again: what is done stays done, and what was cut off goes on from its checkpoint. (Slurm
+# jobs go on meanwhile, and the cell finds them again.) Each run is a real training, so on two cores this is the moment for a
+# coffee.
 
 # %%
 weak_rows = sweep.run(config, ranks_to_try, seeds, slurm=on_slurm)
@@ -269,11 +270,14 @@ print(f"measured on {few} ranks: ddp {took['ddp']:.1f} ms a step, {rival} {took[
 
 # %% [markdown]
 # ## Then compare
+#
+# (Not if the runs were Slurm jobs: the probe has measured the machine that this notebook runs on, and of the nodes of a
+# cluster its model knows nothing. To compare there, run this notebook on one of them, inside a job.)
 
 # %%
 guess = {n: samples / my_guess[1] for n, samples in my_guess.items() if n in ranks_to_try}
-plots.speed_up(weak_rows, {"weak, predicted": weak_model, "my guess": guess})
-plots.speed_up(strong_rows, {"strong, predicted": strong_model})
+plots.speed_up(weak_rows, {"my guess": guess} | ({} if on_slurm else {"weak, predicted": weak_model}))
+plots.speed_up(strong_rows, {} if on_slurm else {"strong, predicted": strong_model})
 
 # %% [markdown]
 # Beyond the cores the efficiency must fall: two ranks on one core each have half of it, and no trick of communication
