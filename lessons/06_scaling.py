@@ -619,24 +619,26 @@ for n in x_ranks:
 #
 # A project pays for **node-hours**, and somebody pays for electricity. Both belong beside every result. The power is the
 # `watts` of the parameters cell, so this is an estimate; where a site measures it, `sacct -o ConsumedEnergy` knows better.
-# This machine is one node however many ranks it has:
+# Each run's log knows on how many nodes it was; this machine is one, however many ranks it has:
 
 # %%
 bills = []
 for row in weak_rows:
-    bill = scaling.cost(row["seconds"], nodes=1, watts=watts)
+    bill = scaling.cost(row["seconds"], nodes=row["nodes"], watts=watts)
     hours, energy = f"{bill['node_hours']:.5f}", f"{1e3 * bill['kilowatt_hours']:.2f}"
-    bills.append((row["ranks"], f"{row['seconds']:.0f}", hours, energy, f"{row['iou']:.3f}"))
-Table(("ranks", "seconds", "node-hours", "Wh", "IoU"), bills)
+    bills.append((row["ranks"], row["nodes"], f"{row['seconds']:.0f}", hours, energy, f"{row['iou']:.3f}"))
+Table(("ranks", "nodes", "seconds", "node-hours", "Wh", "IoU"), bills)
 
 # %% [markdown]
 # (Without start-up, which is paid for too.) Never compare such lines without their last column: a cheap run with a bad result
-# is no bargain. On a cluster, once a node is full, nodes grow with the ranks: then the same number of samples costs
-# 1/efficiency times as much as on one rank. At 50 % it is there sooner and costs double; many centres take that as the limit.
+# is no bargain. Within a node more ranks are free: it is paid for whether it is full or not. From one full node on, the nodes
+# grow with the ranks; take the efficiency relative to *that node*, and the same number of samples costs 1/efficiency times as
+# much as there. At 50 % it is there sooner and costs double; many centres take that as the limit.
 #
 # **Where to stop adding GPUs?** At the first of these: the efficiency falls below what you are willing to pay for; the
 # batch grows, but the result after the same samples gets worse; or you wait longer in the queue than you save. And if you
-# have several experiments to run, run them side by side, each on few ranks: that is always the cheapest.
+# have several experiments to run, run them side by side, each on one full node (or on a part of it, where a site rents out
+# parts): once the node is full, more of them only cost more.
 #
 # ## On the cluster
 #
