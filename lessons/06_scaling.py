@@ -375,7 +375,7 @@ outlooks["GPU, tree, 1,024 samples divided"] = (
     [100 * gpu.replace(algorithm="tree").strong(n, 1024) / n for n in ahead],
 )
 plots.outlook(outlooks, ylabel="efficiency (%)")
-assert gpu.weak(1024, batch) < fast.weak(1024, batch)
+assert gpu.weak(1024, batch) <= fast.weak(1024, batch)  # equal only if noise has left nothing of a sample's time
 
 # %% [markdown]
 # It falls: the faster the device, the more weighs the same message. That is why faster GPUs need faster networks, and why
