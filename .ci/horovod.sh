@@ -12,9 +12,13 @@ python=$PWD/.venv/bin/python
 version=0.28.1
 
 key=$("$python" - <<'PY'
-import platform, sys
+import platform, re, sys
+import mpi4py
+mpi4py.rc.initialize = False
 from importlib.metadata import version
-print(f"{platform.machine()}-py{sys.version_info[0]}{sys.version_info[1]}-torch{version('torch')}-mpich{version('mpich')}")
+from mpi4py import MPI
+mpi = re.sub(r"[^\w.]+", "", MPI.Get_library_version().replace("Version", "").split("\n")[0])[:30]
+print(f"{platform.machine()}-py{sys.version_info[0]}{sys.version_info[1]}-torch{version('torch')}-{mpi}")
 PY
 )
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/course/horovod-$version-$key-${HOROVOD_GPU_OPERATIONS:-cpu}

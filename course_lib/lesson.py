@@ -53,16 +53,18 @@ def recall(name: str, ask: Callable, *, live: bool | None, record: str) -> Any:
     return found
 
 
-def shell(command: str, *, live: bool | None = None, name: str = "", record: str = "slurm") -> None:
+def shell(
+    command: str, *, live: bool | None = None, name: str = "", record: str = "slurm", timeout: float = 120
+) -> None:
     """Run a command line in the repository's folder and show what it prints; live=False: what it printed when recorded.
 
     A command that is not the same every time is recorded under a name.
     """
 
     def ask() -> str:
-        code, printed = processes.run(["bash", "-c", f"set -e; cd {shlex.quote(str(ROOT))}; {command}"], timeout=120)
+        code, printed = processes.run(["bash", "-c", f"set -e; cd {shlex.quote(str(ROOT))}; {command}"], timeout)
         if code != 0:
-            raise RuntimeError(f"{command}: {processes.failure(code, printed, 120)}")
+            raise RuntimeError(f"{command}: {processes.failure(code, printed, timeout)}")
         return printed.replace(f"{ROOT}/", "")
 
     print(recall(name or command, ask, live=live, record=record), end="")

@@ -92,9 +92,9 @@ def _ask_environment() -> tuple[int, int, int]:
 
 
 def _launched() -> int:
-    """How many processes the launcher has started, whichever it is."""
-    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-    return max(int(os.environ.get(name, "1")) for name in names)
+    """How many processes the launcher has started, whichever it is: mpirun's word counts inside of a Slurm step."""
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "SLURM_STEP_NUM_TASKS")
+    return next((int(os.environ[name]) for name in names if name in os.environ), 1)
 
 
 def _store_of_this_start(world_size: int) -> dist.Store | None:

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 09 · MPI: one message after the other
 #
-# All that our ranks have done together so far was a single word: `all_reduce`. Somebody has written what happens behind it,
-# and on most clusters it was written with **MPI**, the *Message Passing Interface*: since 1994 the language in which
-# processes talk to each other. It is small. In this lesson you send your first message, and at the end of it the UNet is
+# Nearly all that our ranks have done together so far was a single word: `all_reduce`. What happens behind it? On clusters the
+# language for that is **MPI**, the *Message Passing Interface*: since 1994 processes have talked to each other in it, and gloo
+# and NCCL have learned from it. It is small. In this lesson you send your first message, and at the end of it the UNet is
 # trained by an all-reduce that you have seen grow from `Send` and `Recv`.
 #
 # After this lesson
@@ -23,7 +23,7 @@ batch = 4  # samples per step on each rank
 steps = 5  # of the proof
 sizes = [2**power for power in range(8, 25, 2)]  # bytes of the messages that are timed: 256 B … 16 MiB
 repeats = 15  # how often each is timed
-max_steps = 60  # of the training runs
+max_steps = 60  # of the training runs, at least 20
 
 # %% [markdown]
 # ## One world
@@ -121,7 +121,7 @@ for a in arrays:
 kilobytes = [size / 1e3 for size in sizes]
 lines = {name: (kilobytes, [1e3 * s for s in line]) for name, line in team["seconds"][0].items()}
 plots.curves(lines, xlabel="message (kB)", ylabel="time (ms)", logarithmic=True)
-pickled, plain = (line[1][-1] for line in lines.values())
+pickled, plain = (lines[name][1][-1] for name in ("send, recv: pickles", "Send, Recv: buffers"))
 print(f"{sizes[-1] / 1e6:.0f} MB: a pickle takes {pickled / plain:.1f} times as long as the buffer")
 
 # %% [markdown]
@@ -156,7 +156,8 @@ except ranks.RanksError as error:
 # They would stand there for ever. A *small* message is put into a buffer on its way, and `Send` returns at once (*eager*). A
 # *large* one has no room there: `Send` waits until the receiver has called `Recv` (*rendezvous*). Both ranks are in `Send`,
 # each waits for the other's `Recv`, and neither will come to it. The nasty part is that this program passes every test
-# with small data.
+# with small data. (`Ssend`, a *synchronous* send, always waits for the receiver. Put it in place of `Send` in a test, and the
+# mistake shows with ten numbers.)
 #
 # Three cures, this time with four ranks in a circle, each of which passes an array on to its right neighbour:
 #
@@ -200,13 +201,14 @@ print("three times from rank", theirs[0][0])
 # <details><summary>Answer</summary>
 #
 # It works with three as well, only not all at once: 0 sends to 1, which receives; 2 wants to send to 0, which is still
-# busy, and waits for a moment; then 0 receives, and so on. As soon as *one* rank of a circle receives first, it can't lock.
+# busy, and waits for a moment; then 0 receives, and so on. It can't lock as long as one rank of the circle sends first and
+# one receives first.
 #
 # </details>
 #
-# The third cure can do more than the others: between `Irecv` and `Wait` there is time to compute. That is how DDP's
-# all-reduce hides behind backward, and how our pipeline of lesson 07 expects its next message. The array must not be touched
-# meanwhile.
+# The third cure can do more than the others: between `Irecv` and `Wait` there is time to compute. That is how our pipeline of
+# lesson 07 expects its next message. The array must not be touched meanwhile. (Do not expect too much of it: most MPIs move a
+# large message only while the program is inside of a call of MPI, unless they have a thread of their own for that.)
 #
 # ## Collectives, made of messages
 #
@@ -237,8 +239,9 @@ assert (array == comm.allreduce(10.0**comm.rank)).all()
 #
 # <details><summary>Answer</summary>
 #
-# In every round most ranks have nothing to do, and those that work carry the *whole* array. Rank 0 receives it log₂ n
-# times. For a few bytes that is as good as it gets; for megabytes a way is wanted in which all links work all the time.
+# In nearly every round some ranks have nothing to do, and those that work carry the *whole* array. Rank 0 receives it log₂ n
+# times, and sends it as often. For a few bytes that hardly matters; for megabytes a way is wanted in which all links work all
+# the time.
 #
 # </details>
 #
@@ -287,15 +290,15 @@ show(ring.all_reduce)
 random = np.random.default_rng(comm.rank)
 lengths = [0, 1, 3, 4, 5, 1000, 100_003]
 for length in lengths:
-    numbers = random.integers(-1000, 1000, length)
-    expected = np.empty_like(numbers)
-    comm.Allreduce(numbers, expected)
-    assert np.array_equal(ring.all_reduce(numbers.copy(), comm), expected)
+    mine = random.integers(-1000, 1000, length)
+    expected = np.empty_like(mine)
+    comm.Allreduce(mine, expected)
+    assert np.array_equal(ring.all_reduce(mine.copy(), comm), expected)
 print(f"rank {comm.rank}: equal for {lengths} numbers")
 
 # %% [markdown]
-# One detail makes it fast. A piece does not travel as a whole but in *chunks*: while one is being added, the next is already
-# on its way into another room. That is cure 3 at work:
+# One detail makes it fast. A piece does not travel as a whole but in *chunks*, each of which is added as soon as it is there,
+# while it is still in the processor's cache. All sends begin at once and are waited for at the end: cure 3 at work.
 
 # %%
 show(ring.send_and_add)
@@ -317,7 +320,7 @@ from course_lib.config import Config
 from course_lib.probe import race
 from course_lib.world import start as join_world
 
-world = join_world(Config(launcher="mpi", timeout=60))
+world = join_world(Config(launcher="mpi", device="cpu", timeout=60))
 raced = race(world, sizes, repeats=repeats)
 
 # %%
@@ -332,14 +335,15 @@ from course_lib import scaling
 from course_lib.cockpit import Table
 
 fitted = {name: scaling.fit_network(rows, cores=0) for name, rows in raced.items()}
-rows = [(name, f"{1e6 * net.alpha:.0f}", f"{1e-9 / net.beta if net.beta else 0:.2f}") for name, net in fitted.items()]
+speeds = {name: f"{1e-9 / net.beta:.2f}" if net.beta else "–" for name, net in fitted.items()}  # –: lost in noise
+rows = [(name, f"{1e6 * net.alpha:.0f}", speeds[name]) for name, net in fitted.items()]
 Table(("all-reduce", "α (µs a message)", "1/β (GB/s)"), rows)
 
 # %% [markdown]
 # On the left Python pays: every call of `Isend`, `Irecv` and `Wait` costs microseconds, MPI's own needs a few in all. On the
 # right the bytes count, copying and adding is done by C in either case, and the ring by hand comes close to the real one or
 # passes it. gloo's sockets cost more than MPI's shared memory; between nodes that can be different, and on GPUs NCCL beats
-# all three, since it never touches the CPU. `benchmarks/mpi.py` measures the same with care.
+# all three, since data need not pass through the CPU's memory. `benchmarks/mpi.py` measures the same with care.
 #
 # ## Train with it
 #
@@ -350,12 +354,12 @@ show(ring.averaged_by)
 
 # %% [markdown]
 # Now the proof: three ways, the same samples, several steps; first DDP, whose messages gloo carries, then MPI's own all-reduce,
-# then the ring. With two ranks we ask for the same bits.
+# then the ring. On two ranks, and on CPUs, we ask for the same bits.
 
 # %%
 from course_lib.config import Config
 
-config = Config(data=data, runs=runs, width=width, batch=batch, bucket_mb=0.1, launcher="mpi")
+config = Config(data=data, runs=runs, width=width, batch=batch, bucket_mb=0.1, launcher="mpi", device="cpu")
 team["config"], team["steps"] = config, steps
 
 # %%
@@ -445,11 +449,13 @@ config = Config(
     epochs=100,
     strategy="ddp",
     launcher="mpi",
+    device="cpu",
+    log_every=5,
     prefetch=0,
 )
 ahead = config.replace(name="09_ahead", prefetch=2)
 for one in (config, ahead):
-    shell(f"mpirun -n 2 python -m mpi4py -m course_lib.train {' '.join(one.arguments())}")
+    shell(f"mpirun -n 2 python -m mpi4py -m course_lib.train {' '.join(one.arguments())}", timeout=3600)
 
 # %% [markdown]
 # `python -m mpi4py` in front of the program is an insurance. If one rank fails, the others would wait for it for ever; this
@@ -489,7 +495,9 @@ for model in models.values():
 hello = "from mpi4py import MPI; print('rank', MPI.COMM_WORLD.rank, 'of', MPI.COMM_WORLD.size)"
 shell(f'mpirun -n 2 python -c "{hello}"')
 print("and with the wrong launcher:")
-shell(f'mpirun -n 2 env --unset=PMI_FD python -c "{hello}"')
+wrong = f'mpirun -n 2 env --unset=PMI_FD python -c "{hello}"'
+shell(wrong)
+shell(f"test $({wrong} | grep -c 'rank 0 of 1') -eq 2")
 
 # %% [markdown]
 # No error, no warning: two trainings on all of the data, twice the cost, and both write the same checkpoint. It has happened
@@ -508,8 +516,10 @@ shell(f"{command} 2>&1 | sort -u; test ${{PIPESTATUS[0]}} -eq 2")
 #     sbatch slurm/09_mpi.sbatch --epochs 5                       # mpirun
 #     MPI_LAUNCH="srun --mpi=pmi2" sbatch slurm/09_mpi.sbatch     # srun; "srun --mpi=pmix" for Open MPI
 #
-# On your site use the MPI of the site (`module load openmpi`, then `pip install --no-binary mpi4py mpi4py`): it knows the
-# network. `python -m course_lib.doctor` tells whether two ranks find each other.
+# On your site use the MPI of the site, for it knows the network: `module load openmpi`, then `pip uninstall mpich` (or its
+# mpirun stays the first that is found) and `pip install --force-reinstall --no-deps --no-cache-dir --no-binary mpi4py mpi4py`.
+# Its mpirun may want other words for "two ranks on each node"; put them into `MPI_LAUNCH`. `python -m course_lib.doctor` tells
+# whether two ranks find each other.
 #
 # ## Questions
 #

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 10 · Horovod: the same training in other words
 #
-# In 2017 nobody had DDP. A team at Uber took the ring all-reduce that you know from lesson 09, put it behind MPI, and wrapped
-# it so that five lines turned a training program for one GPU into one for many: **Horovod**. PyTorch has learned the trick
-# since, and Horovod's last release is from 2023. But programs live long. You will meet it in somebody's repository, and want
-# to know what those five lines do, whether the results can be trusted, and how to replace them.
+# In 2017 most programs on many GPUs sent their gradients to servers that added them up. Baidu had shown that the ring
+# all-reduce, which you know from lesson 09, does better, and a team at Uber wrapped it so that five lines turned a training
+# program for one GPU into one for many: **Horovod**, first for TensorFlow, then for PyTorch too. Today PyTorch has DDP, and
+# Horovod's last release is from 2023. But programs live long. You will meet it in somebody's repository, and want to know what
+# those five lines do, whether the results can be trusted, and how to replace them.
 #
 # After this lesson
 #
@@ -20,7 +21,7 @@ runs = "../runs"
 width = 16
 batch = 4  # samples per step on each of two ranks
 steps = 5  # of the proof
-max_steps = 60  # of the runs whose speed is compared
+max_steps = 60  # of the runs whose speed is compared, at least 20
 horovod = True  # False: show what was recorded, as where it is not installed
 
 # %% [markdown]
@@ -87,11 +88,17 @@ print(f"new or different: {lines_horovod} lines for Horovod, {lines_ddp} for DDP
 #
 # ## Prove it
 #
-# Three programs, the same samples: one process with a batch of 8, two ranks with 4 each by DDP, two ranks by Horovod.
+# Three programs, the same samples: one process with the whole global batch, two ranks with half of it each by DDP, two ranks by
+# Horovod. All on CPUs, so that we can ask for the same bits.
 
 # %%
 config = Config(
-    data=str(Path(data).resolve()), runs=str(Path(runs).resolve()), width=width, batch=batch, max_steps=steps
+    data=str(Path(data).resolve()),
+    runs=str(Path(runs).resolve()),
+    width=width,
+    batch=batch,
+    max_steps=steps,
+    device="cpu",
 )
 
 
@@ -108,8 +115,8 @@ if have:
     shell(f"{launch_horovod} lessons/programs/hvd.py {words('hvd')}")
 
 # %% [markdown]
-# Horovod brings a launcher of its own: `horovodrun -np 2 python …` would do as well. It is a wrapper around mpirun, or around
-# gloo where there is no MPI.
+# Horovod brings a launcher of its own as well: `horovodrun --gloo -np 2 python …` starts ranks without MPI. (Without `--gloo` it
+# calls an mpirun, if it finds one that it knows; ours it does not know.)
 
 
 # %%
@@ -124,11 +131,16 @@ def apart(one: str, other: str) -> float:
     return (weights(one) - weights(other)).abs().max().item()
 
 
-typical = (weights("ddp") - weights("single")).abs().median().item()
+def typically_apart(one: str, other: str) -> float:
+    """The median of all differences."""
+    return (weights(one) - weights(other)).abs().median().item()
+
+
+typical = typically_apart("ddp", "single")
 together = recall("hvd against ddp", lambda: apart("hvd", "ddp"), live=have, record="horovod")
 print(f"after {steps} steps: a weight of DDP's is typically {typical:.0e} from that of one process")
 print(f"and the largest difference between Horovod's and DDP's is {together:g}")
-assert typical < 1e-5 and together == 0
+assert typical < 0.1 * config.lr and together == 0
 
 # %% [markdown]
 # DDP adds in another order than one process with the whole batch does, so they differ by rounding (a few weights by more:
@@ -153,19 +165,20 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=[("weight", weight)])
 if hvd.rank() == 0:
     print("steps that Adam has counted before the first one:", int(optimizer.state[weight]["step"]))
-    print("what it knows once it is wrapped:", dict(wrapped.state))
+    print("what is left of its state once it is wrapped:", dict(wrapped.state))
 """
 shell(f"{launch_horovod} -c '{look}'", live=have, name="two traps", record="horovod")
 
 # %% [markdown]
 # **The first:** there must be something to send, so Adam is made to take a step with gradients of zero. No weight moves, but
 # Adam counts it. Its averages are young and are therefore scaled up, by a factor that depends on the number of steps (*bias
-# correction*), and with a count that is one too high the factor is too small.
+# correction*), and with a count that is one too high the factor is too small. (With weight decay even the weights move.)
 #
 # **The second:** `DistributedOptimizer` makes a *new* optimizer with the same parameters, and leaves the state behind. Load a
 # checkpoint first and wrap then, and Adam begins anew without a word (lesson 05 has shown what that does).
 #
-# Put the line *after* the wrapping of a new optimizer, and the first trap closes. How much does it matter after a few steps?
+# Put the line *after* the wrapping of a new optimizer, as many examples do, and you are in the first trap. How much does it
+# matter after a few steps? We compare typical weights again.
 
 # %%
 wrapping = "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())\n"
@@ -178,17 +191,40 @@ def trap() -> float:
     assert spoiled != program
     Path(runs, "10_spoiled.py").write_text(spoiled)
     shell(f"{launch_horovod} {config.runs}/10_spoiled.py {words('spoiled')}")
-    return apart("spoiled", "ddp")
+    return typically_apart("spoiled", "ddp")
 
 
 trapped = recall("trap", trap, live=have, record="horovod")
-print(f"largest difference from DDP's weights: {trapped:.1e}, with a learning rate of {config.lr:g}")
-assert trapped > 1e-4
+print(f"a weight is typically {trapped:.0e} from DDP's; between DDP and one process it was {typical:.0e}")
+assert not have or trapped > 20 * typical
 
 # %% [markdown]
-# It trains, and nobody would notice. But a comparison with DDP fails, and so does one of "resumed" with "uninterrupted". The
-# safe order: wrap, then load the checkpoint, and broadcast only where there was one to load. Our trainer lets every rank read
-# the checkpoint, so it needs no broadcast of states at all:
+# It trains, and nobody would notice; but it is another training than DDP's. The safe order: wrap, *then* load the checkpoint,
+# and broadcast only if there was one. Here rank 0 has loaded an Adam that has taken three steps, and rank 1 has not:
+
+# %%
+right = """
+import horovod.torch as hvd
+import torch
+hvd.init()
+weight = torch.nn.Parameter(torch.ones(3))
+before = torch.optim.Adam([weight])
+for _ in range(3):
+    weight.grad = torch.ones(3)
+    before.step()
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam([weight]), named_parameters=[("weight", weight)])
+if hvd.rank() == 0:
+    optimizer.load_state_dict(before.state_dict())
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+steps = hvd.allgather(optimizer.state[weight]["step"].reshape(1)).int().tolist()
+if hvd.rank() == 0:
+    print("steps that Adam has counted on each rank:", steps)
+    assert steps == [3, 3]
+"""
+shell(f"{launch_horovod} -c '{right}'", live=have, name="the right order", record="horovod")
+
+# %% [markdown]
+# Our trainer lets every rank read the checkpoint, so it needs no broadcast of states at all, and it refuses the second trap:
 
 # %%
 from course_lib.parallel import horovod as strategy
@@ -198,10 +234,10 @@ show(strategy.wrap_optimizer)
 # %% [markdown]
 # ## What it sends
 #
-# DDP decides once, before training, which gradients share a bucket. Horovod decides while it runs. A thread in every process
-# collects the gradients that are ready; every few milliseconds (the *cycle time*) the ranks *negotiate* by name which of them
-# are ready everywhere; those are copied into one *fusion buffer* and travel together. So gradients may become ready in any
-# order, which DDP does not allow. The price is a conversation in every cycle.
+# DDP decides once which gradients share a bucket (after the first backward, in the order that it saw), and sends the buckets in
+# that order: one that is full early waits. Horovod decides while it runs. A thread in every process collects the gradients
+# that are ready; every millisecond or so (the *cycle time*) the ranks *negotiate* by name which of them are ready everywhere;
+# those are copied into one *fusion buffer* and travel together. The price is a conversation in every cycle.
 #
 # `HOROVOD_TIMELINE` names a file into which all of that is written. *How many messages does a step take, with fusion and
 # without? The net has as many gradients as it has parameter tensors.*
@@ -240,7 +276,7 @@ def train(name: str) -> dict:
 
     run = config.replace(name=f"10_trainer_{name}", strategy=name, launcher="mpi", scale_lr=True, warmup=5)
     run = run.replace(max_steps=max_steps, epochs=100, log_every=5)
-    shell(f"{launch_horovod} -m course_lib.train {' '.join(run.arguments())} | tail -n 1")
+    shell(f"{launch_horovod} -m course_lib.train {' '.join(run.arguments())} | tail -n 1", timeout=3600)
     log = read_log(run.run)
     made = [event for event in log if event["event"] == "step"]
     loss = [event["loss"] for event in log if event["event"] == "eval"][-1]
@@ -257,7 +293,8 @@ print(f"highest learning rate: {rate:.2f} times --lr; validation loss {by_ddp['l
 assert 1.9 < rate <= 2 and (not have or by_horovod["loss"] == by_ddp["loss"])
 
 # %% [markdown]
-# The same loss to the last digit, as it must be. And the speed, of two ranks on one machine, where nothing has to travel far:
+# With Horovod here it is the same loss to the last digit, as it must be. (A recorded one comes from the sizes of its day.) And
+# the speed, of two ranks on one machine, where nothing has to travel far:
 
 # %%
 if have:
@@ -267,8 +304,8 @@ else:
 
 # %% [markdown]
 # Take it as one run on a machine that does other things as well; `benchmarks/horovod.py` lets the two take turns. Here
-# MPI's shared memory competes with gloo's sockets, so Horovod may well be ahead. On a cluster with GPUs both send by NCCL,
-# and the difference is the conversation. The study of lesson 06 measured it on V100 GPUs, and these are *its* numbers:
+# MPI's shared memory competes with gloo's sockets, so Horovod may well be ahead. On GPUs both can send by NCCL. The study of
+# lesson 06 measured both on V100 GPUs (it does not say how its Horovod was built), and these are *its* numbers:
 
 # %%
 from course_lib.cockpit import Table
@@ -348,7 +385,7 @@ numbers(
 #
 # - Horovod wraps the optimizer: a hook on every gradient starts its all-reduce, and `step` waits for them.
 # - On two ranks its weights are DDP's to the last bit; with one documented line in the wrong place they are not.
-# - Gradients are negotiated by name and fused while it runs; DDP decides once, before it starts.
+# - Gradients are negotiated by name and fused while it runs; DDP decides once.
 # - The learning rate follows the ranks by the same rule in both.
 # - To replace it, go through the table of its lines, and prove the result equal.
 #

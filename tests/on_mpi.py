@@ -32,7 +32,7 @@ def train(name: str, world: World) -> list[torch.Tensor]:
 
 def main() -> None:
     ranks, *names = sys.argv[1:]
-    world = start(Config(launcher="mpi", timeout=60))
+    world = start(Config(launcher="mpi", device="cpu", timeout=60))
     assert world.world_size == int(ranks)
     right = train("ddp", world)
     for name in names:

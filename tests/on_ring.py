@@ -31,7 +31,10 @@ for length in map(int, lengths):
 table = np.full((4, 6), float(comm.rank))
 ring.all_reduce(table, comm)
 assert (table == sum(range(comm.size))).all()
-try:
-    ring.all_reduce(table.T[:, ::2], comm)
-except ValueError as error:
-    print(f"<{comm.rank}: {checked} equal; {error}>", flush=True)
+for scattered in (table.T, table[:, ::2], table[0, ::2]):
+    try:
+        ring.all_reduce(scattered, comm)
+    except ValueError as error:
+        assert "does not lie in one piece" in str(error)
+        checked += 1
+print(f"<{comm.rank}: {checked} right>", flush=True)

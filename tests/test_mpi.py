@@ -54,12 +54,11 @@ def test_collectives_made_of_messages_are_mpis(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_whoever_averages_the_gradients_the_weights_are_those_of_ddp(ranks):
-    """On two ranks to the last bit; with more, everybody adds in another order."""
+    """On two ranks to the last bit; with more, everybody may add in another order."""
     names = ["mpi", "mpi_ring", *HOROVOD]
     printed = mpirun(ranks, HERE / "on_mpi.py", ranks, *names)
     for name in names:
-        assert printed.count(f"{name} to the last bit") == (ranks if ranks == 2 else 0), printed
-        assert printed.count(f"{name} to ") == ranks, printed
+        assert printed.count(f"{name} to the last bit" if ranks == 2 else f"{name} to ") == ranks, printed
 
 
 @pytest.fixture(scope="module")

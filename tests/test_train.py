@@ -277,7 +277,7 @@ def test_half_a_launchers_variables_are_refused(monkeypatch, missing):
         start(Config())
 
 
-@pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "PMI_SIZE"])
+@pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "PMI_SIZE", "HOROVOD_SIZE"])
 def test_ranks_that_nobody_told_their_number_are_refused(monkeypatch, variable):
     monkeypatch.setenv(variable, "2")
     with pytest.raises(UserError, match="2 processes were launched, but none was told its rank.*rank_env.sh.*mpi"):

@@ -78,15 +78,16 @@ def meeting_place(world: World) -> dict[str, str]:
     told = [None]
     if world.rank == 0:
         server = RendezvousServer()
-        told = [(socket.gethostbyname(names[0]), server.start())]
+        told = [server.start()]
         server.init(places)
     dist.broadcast_object_list(told, src=0)
-    host, port = told[0]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")  # where torch's gloo is told which to take, Horovod's takes it too
     return create_slot_env_vars(places[world.rank]) | {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(os.environ["MASTER_ADDR"]),  # rank 0 is there
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(told[0]),
+        **({"HOROVOD_GLOO_IFACE": interface} if interface else {}),
     }
 
 

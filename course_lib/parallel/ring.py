@@ -19,7 +19,7 @@ from course_lib.parallel.ddp import make_buckets, start_equal
 from course_lib.timeline import unrecorded
 from course_lib.world import World
 
-CHUNK = 2**16  # numbers that travel together, while those before are added
+CHUNK = 2**16  # numbers that travel together and are added at once: few enough for the cache
 
 
 def edges(length: int, ranks: int) -> list[int]:
@@ -29,9 +29,9 @@ def edges(length: int, ranks: int) -> list[int]:
 
 def all_reduce(values: np.ndarray, comm, *, chunk: int = CHUNK) -> np.ndarray:
     """Add up an array over all ranks, in place; all must bring the same length and type."""
-    flat = values.reshape(-1)
-    if flat.size and not np.shares_memory(flat, values):
+    if not values.flags.c_contiguous:
         raise ValueError("the array does not lie in one piece: nothing could be changed in place")
+    flat = values.reshape(-1)
     n, rank = comm.Get_size(), comm.Get_rank()
     edge = edges(flat.size, n)
     pieces = [flat[a:b] for a, b in zip(edge, edge[1:])]
@@ -44,21 +44,13 @@ def all_reduce(values: np.ndarray, comm, *, chunk: int = CHUNK) -> np.ndarray:
 
 
 def send_and_add(mine: np.ndarray, other: np.ndarray, comm, to: int, source: int, chunk: int) -> None:
-    """Pass `mine` on, and add to `other` what comes: while one chunk is added, the next is on its way."""
+    """Pass `mine` on, and add to `other` what comes, chunk by chunk: each is added while it is still in the cache."""
     sending = [comm.Isend(mine[a : a + chunk], to) for a in range(0, mine.size, chunk)]
-    rooms = [np.empty(min(chunk, other.size), other.dtype) for _ in range(2)]
-    starts = list(range(0, other.size, chunk))
-
-    def expect(number: int):
-        a = starts[number]
-        return comm.Irecv(rooms[number % 2][: min(chunk, other.size - a)], source)
-
-    coming = expect(0) if starts else None
-    for number, a in enumerate(starts):
-        coming.Wait()
-        coming = expect(number + 1) if number + 1 < len(starts) else None
+    room = np.empty(min(chunk, other.size), other.dtype)
+    for a in range(0, other.size, chunk):
         part = other[a : a + chunk]
-        part += rooms[number % 2][: part.size]
+        comm.Recv(room[: part.size], source)
+        part += room[: part.size]
     for one in sending:
         one.Wait()
 

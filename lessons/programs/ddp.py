@@ -17,6 +17,7 @@ from course_lib.world import World
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 world = World(rank=dist.get_rank(), world_size=dist.get_world_size())
+assert world.world_size > 1, "a world of one: was it the right launcher?"
 config = Config.parse(sys.argv[1:])
 task = make_task(config)
 model = make_model(config, task)

@@ -16,6 +16,7 @@ from course_lib.world import World
 torch.set_num_threads(1)
 hvd.init()
 world = World(rank=hvd.rank(), world_size=hvd.size())
+assert world.world_size > 1, "a world of one: was it the right launcher?"
 config = Config.parse(sys.argv[1:])
 task = make_task(config)
 model = make_model(config, task)
