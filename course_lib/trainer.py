@@ -130,6 +130,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
     saved = config.run / "checkpoint.pt"
     if config.resume or (world.launch and launch_of(saved) == world.launch):  # restarted by the launcher
         state.load(saved, config)
+        if isinstance(wrapped, Pipeline):
+            wrapped.let_go(state.optimizer)
     elif world.is_main:
         set_aside(config.run, world.launch)
 
@@ -137,6 +139,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
         if isinstance(wrapped, Pipeline):
             wrapped.bring_together(state.optimizer)
         state.save(saved, config, write=world.is_main)
+        if isinstance(wrapped, Pipeline):
+            wrapped.let_go(state.optimizer)
 
     steps = min(config.epochs * len(whole), config.max_steps or config.epochs * len(whole))
 

@@ -22,7 +22,7 @@ RUNS[2].remove("hybrid")
 @pytest.fixture(scope="session")
 def shared(base):
     """Six steps of every strategy, each twice: without a stop and with one. → {strategy: (config, config of one process)}"""
-    config = base.replace(max_steps=6, timeout=60)
+    config = base.replace(max_steps=6, timeout=60, checkpoint_every=4)
     alone = {copies: config.replace(name=f"alone-{copies}", global_batch=4 * copies) for copies in (1, 2, 4)}
     for one in alone.values():
         fit(one)

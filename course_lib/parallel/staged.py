@@ -1,7 +1,7 @@
 """Pipelines and strips as strategies of the trainer: ranks that share a model see the same samples.
 
 The model stays whole on every rank, so that checkpoints look like anybody's; but a rank has gradients and an optimizer's state
-only for its own stage. Before a checkpoint is written, `bring_together` brings the others' to rank 0.
+only for its own stage. While a checkpoint is written, `bring_together` has brought the others'; `let_go` drops them again.
 """
 
 from collections.abc import Callable
@@ -115,6 +115,11 @@ class Pipeline(nn.Module):
                     there = tensor.to(parameter.device)  # Adam counts its steps on the CPU
                     dist.broadcast(there, ranks[number], group=self.group)
                     tensor.copy_(there)
+
+    def let_go(self, optimizer: torch.optim.Optimizer) -> None:
+        """After a checkpoint was written or read: only the state of this rank's stage is kept."""
+        for parameter in set(optimizer.state) - set(self.stage.parameters()):
+            del optimizer.state[parameter]
 
 
 def pipeline_step(model: Pipeline, batch, optimizer, sync: Callable, span, measure: Callable) -> torch.Tensor:
