@@ -44,15 +44,16 @@ def check_conv(kernel: tuple[int, int], padding: str, height: int) -> None:
 
 
 def check_unet(world, depth: int, norm: str, padding: str, residual: bool) -> None:
-    """Three steps of SGD: loss, output and weights."""
+    """Three steps of SGD: loss, output and weights; with one row a strip at the lowest level, or two."""
     torch.manual_seed(1)
     whole = UNet(3, 2, width=4, depth=depth, norm=norm, padding=padding, residual=residual).double()
     nn.init.normal_(whole.head.weight)
     parts, sync = naive(spread(copy.deepcopy(whole)), world)
     assert list(parts.state_dict()) == list(whole.state_dict())
-    x, y = (torch.randn(2, c, 2 ** (depth + 1) * world.world_size, 11, dtype=torch.float64) for c in (3, 2))
+    height = 2**depth * world.world_size * (1 if residual else 2)
+    x, y = (torch.randn(2, c, height, 11, dtype=torch.float64) for c in (3, 2))
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (whole, parts)]
-    what = f"depth {depth}, {norm}, {padding}"
+    what = f"depth {depth}, {norm}, {padding}, {height} rows"
     for _ in range(3):
         losses = []
         for net, optimizer, (images, targets) in zip(

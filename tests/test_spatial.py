@@ -1,5 +1,6 @@
 """A convolution of strips with halos, and a UNet of them, equal the whole on real ranks, borders and gradients included."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,42 @@ def test_images_that_can_not_be_shared_are_refused():
             Halo.apply(torch.zeros(1, 1, 1, 5), 2, None, False)
 
 
-def test_what_does_not_work_on_strips_is_refused():
-    for net in (nn.Conv2d(1, 1, 3, padding=0), nn.Conv2d(1, 1, 3, padding=1, stride=2), nn.Conv2d(1, 1, 3, padding=2)):
-        with pytest.raises(UserError, match="must have stride 1 and keep the size of its image"):
-            spread(net)
-    with pytest.raises(UserError, match="BatchNorm over strips is not supported"):
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Conv2d(1, 1, 3, padding=0),
+        nn.Conv2d(1, 1, 3, padding=1, stride=2),
+        nn.Conv2d(1, 1, 3, padding=2),
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="replicate"),
+        nn.Conv2d(1, 1, 3, padding=2, dilation=2),
+        nn.Conv2d(1, 1, 3, padding=1, dilation=2),
+        nn.Conv2d(1, 1, 2, padding=1),
+        nn.Conv2d(1, 1, 3, padding="same"),
+        nn.InstanceNorm2d(1),
+        nn.BatchNorm2d(1),
+        nn.LayerNorm(5),
+        nn.MaxPool2d(3, 1, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.ConvTranspose2d(1, 1, 3, padding=1),
+        nn.Dropout(0.5),
+        nn.Linear(5, 5),
+    ],
+    ids=str,
+)
+def test_what_does_not_work_on_strips_is_refused(net):
+    """In one line, which names the layer; and nothing was changed when it is said."""
+    model = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.ReLU(), net)
+    with pytest.raises(UserError, match=rf"^{re.escape(str(net))} can't work on strips: .*$"):
+        spread(model)
+    assert type(model[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_a_unet_of_what_is_known_is_spread(norm, padding, depth):
+    net = spread(UNet(1, 1, depth=depth, norm=norm, padding=padding))
+    assert not any(type(module) in (nn.Conv2d, nn.GroupNorm) for module in net.modules())
+    with pytest.raises(UserError, match=r"^BatchNorm2d\(.* GroupNorm \(--norm group\) and simple activations can$"):
         spread(UNet(1, 1, norm="batch"))

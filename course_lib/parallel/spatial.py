@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from course_lib.config import UserError
 
+ALONE = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh)  # they look at one place at a time
 UP, DOWN = 0, 1  # tags: rows that travel to the rank above, and to the one below
 
 
@@ -112,17 +113,24 @@ class StripGroupNorm(nn.GroupNorm):
 
 
 def spread(model: nn.Module, group=None) -> nn.Module:
-    """Let a model work on strips, in place: its weights and their names stay."""
+    """Let a model work on strips, in place: its weights and their names stay. What it does not know it refuses."""
+    strips = {nn.Conv2d: StripConv2d, nn.GroupNorm: StripGroupNorm}
+    found = [module for module in model.modules() if type(module) in strips]
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            raise UserError("BatchNorm over strips is not supported: use --norm group or none")
-        if type(module) is nn.Conv2d:
-            if module.padding != tuple(size // 2 for size in module.kernel_size) or set(module.stride) != {1}:
-                raise UserError(f"{module} can't work on strips: it must have stride 1 and keep the size of its image")
-            module.__class__ = StripConv2d
-        elif type(module) is nn.GroupNorm:
-            module.__class__ = StripGroupNorm
-        else:
-            continue
-        module.group = group
+        known = type(module) in strips or isinstance(module, (*ALONE, nn.ModuleList)) or list(module.children())
+        if not known or (type(module) is nn.Conv2d and not keeps_the_size(module)):
+            raise UserError(
+                f"{module} can't work on strips: convolutions of stride 1 and dilation 1 with an odd kernel that keep the "
+                "size of their image, padded by zeros or in a circle, GroupNorm (--norm group) and simple activations can"
+            )
+    for module in found:
+        module.__class__, module.group = strips[type(module)], group
     return model
+
+
+def keeps_the_size(conv: nn.Conv2d) -> bool:
+    """Whether it reads equally far up and down, to places that are another strip's, zeros, or the other side's."""
+    plain = set(conv.stride) == set(conv.dilation) == {1} and conv.padding_mode in ("zeros", "circular")
+    return (
+        plain and all(size % 2 for size in conv.kernel_size) and conv.padding == tuple(n // 2 for n in conv.kernel_size)
+    )
