@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from course_lib.config import Config
 from course_lib.parallel.pipeline import GPipe, torch_schedule
 from course_lib.parallel.split import split
+from course_lib.parallel.staged import Pipeline
 from course_lib.timeline import Timeline
 from course_lib.unet import UNet
-from course_lib.world import start, stop
+from course_lib.world import World, start, stop
 
 BATCH = 6
 
@@ -47,6 +48,22 @@ def check(stage: nn.Module, expected: dict, loss, what: str, last: bool) -> None
     assert not last or abs(loss - expected[0]) < 1e-12, what
 
 
+def check_hybrid(world: World) -> None:
+    """Two copies of the model that see different samples: the gradients of the whole batch, not twice or half of them."""
+    net, x, y = make("residual")
+    expected, output = whole_gradients(net, x, y), net(x)
+    stages = world.world_size // 2
+    half = slice(0, 3) if world.rank < stages else slice(3, BATCH)
+    pipeline = Pipeline(net, world, Config(strategy="hybrid", devices=stages, batch=3, micro_batches=3, bucket_mb=1e-3))
+    for _ in range(2):
+        loss = pipeline.forward_backward(x[half], y[half], F.mse_loss)
+        pipeline.sync()
+        dist.all_reduce(loss)
+        check(pipeline.stage, expected, loss / world.world_size, f"two copies of {stages} stages", True)
+    with torch.no_grad():
+        assert torch.allclose(pipeline(x[half]), output[half], rtol=0, atol=1e-12)
+
+
 def main() -> None:
     world = start(Config(timeout=60))
     last = world.rank == world.world_size - 1
@@ -73,8 +90,9 @@ def main() -> None:
             loss = torch.stack(losses).mean() if last else None
             check(stages[world.rank], expected, loss, f"torch's {name}, {kind}, {micro} micro-batches", last)
             done += 1
+    check_hybrid(world)
     dist.barrier()
-    print(f"rank {world.rank}: {done} pipelines equal the whole", flush=True)
+    print(f"rank {world.rank}: {done} pipelines equal the whole, and so do two copies", flush=True)
     del schedule, pipe
     stop(world)
 

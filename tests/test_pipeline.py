@@ -15,10 +15,10 @@ from course_lib.unet import UNet
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_pipelines_equal_the_whole_on_real_ranks(ranks):
-    """By hand and torch's GPipe and 1F1B, UNets with and without residual, recomputing or not, and blocks in a row."""
+    """By hand and torch's GPipe and 1F1B, UNets with and without residual, recomputing or not, blocks in a row; copies."""
     code, output = torchrun(ranks, Path(__file__).parent / "on_stages.py")
     assert code == 0, output
-    assert output.count("35 pipelines equal the whole") == ranks
+    assert output.count("35 pipelines equal the whole, and so do two copies") == ranks
 
 
 def test_the_formula_by_hand():

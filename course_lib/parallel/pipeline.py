@@ -125,7 +125,7 @@ class GPipe:
         with self.span("wait"):
             for work in under_way:
                 work.wait()
-        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
+        return torch.stack(losses).sum().detach() if losses else x.new_zeros(())
 
     @torch.no_grad()
     def evaluate(self, x: torch.Tensor) -> torch.Tensor | None:

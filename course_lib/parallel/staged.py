@@ -87,7 +87,7 @@ class Pipeline(nn.Module):
             self.theirs = torch_schedule(self.schedule, self.stages, x, **options)
         losses: list[torch.Tensor] = []
         self.theirs.step(*([x] if self.number == 0 else []), **({"target": y, "losses": losses} if is_last else {}))
-        return torch.stack(losses).mean().detach() if is_last else torch.zeros((), device=x.device)
+        return torch.stack(losses).mean().detach() if is_last else x.new_zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         output = self.pipe(x, 1).evaluate(x)
