@@ -103,6 +103,11 @@ def count(world: World) -> None:
     assert traffic.sent == simulate.fsdp_bytes(make("none", width), n)
     expected = {"all-gather": 2 * len(blocks(net)) + 1, "reduce-scatter": len(blocks(net)) + 1}
     assert traffic.calls == expected, traffic.calls
+    if n == 4:
+        groups, _ = hsdp(make("none", width), world, Config(devices=2))
+        with simulate.Traffic() as hsdp_traffic:
+            groups(x).sum().backward()
+        assert hsdp_traffic.sent == simulate.hsdp_bytes(make("none", width), 4, inside=2)
     counted, _ = fsdp(without_inplace(make("none", width)), world)
     with warnings.catch_warnings(action="ignore"), CommDebugMode() as counter:
         counted(x).sum().backward()

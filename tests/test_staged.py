@@ -101,6 +101,21 @@ def test_mistakes_are_one_line_a_rank_and_exit_code_2(flags, told, config):
     assert output.count("error: ") >= 1 and "course_lib/trainer.py" not in output  # no rank's traceback
 
 
+def test_ranks_that_no_stages_fit_are_refused_before_anything_is_written(config):
+    """A copy needs --devices ranks; a pipeline needs a piece of the model for every rank."""
+    for ranks, strategy, told in [
+        (3, "hybrid", "^3 ranks can't be divided into copies of --devices 2 stages; start 2$"),
+        (
+            5,
+            "pipeline_naive",
+            r"^4 pieces can't make 5 stages; use at most 4 \(--devices, or the ranks of a pipeline\)",
+        ),
+    ]:
+        with simulate.fake_world(ranks), pytest.raises(UserError, match=told):
+            fit(config.replace(strategy=strategy), World(world_size=ranks))
+    assert not config.run.exists()
+
+
 def test_a_pipeline_refuses_batchnorm_and_too_few_micro_batches(config):
     for flags, told in [
         ({"norm": "batch"}, "BatchNorm in a pipeline"),

@@ -121,7 +121,10 @@ def split(model: nn.Module, stages: int = 2, *, cuts: Sequence[int] | None = Non
 def find_cuts(costs: Sequence[float], stages: int) -> list[int]:
     """Where to cut so that the most expensive stage is as cheap as possible: by trying every place for the last cut."""
     if not 1 <= stages <= len(costs):
-        raise UserError(f"{len(costs)} pieces can't make {stages} stages; use at most {len(costs)}")
+        raise UserError(
+            f"{len(costs)} pieces can't make {stages} stages; use at most {len(costs)} (--devices, or the ranks of a pipeline), "
+            "or a deeper net (--depth)"
+        )
     best: dict[tuple[int, int], tuple[float, list[int]]] = {}
     for end in range(1, len(costs) + 1):
         best[1, end] = sum(costs[:end]), []
