@@ -164,20 +164,20 @@ class GatherStrips(torch.autograd.Function):
 class Strips(nn.Module):
     """A model whose ranks each have a strip of every image. Outside, whole images go in and come out."""
 
-    def __init__(self, model: nn.Module, world: World, config: Config):
+    def __init__(self, model: nn.Module, world: World, config: Config, timeline=None):
         super().__init__()
         self.buckets = make_buckets(start_equal(model, world), config.bucket_mb)
-        self.module, self.depth = spread(model), config.depth
+        self.module, self.depth, self.timeline = spread(model), config.depth, timeline
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return GatherStrips.apply(self.module(strip(x, depth=self.depth)))
 
     def sync(self) -> None:
         """Each rank's gradients are those of its strip's part of the loss: they add up."""
-        add_up(self.buckets, 1)
+        add_up(self.buckets, 1, self.timeline)
 
 
 def spatial(model: nn.Module, world: World, config: Config = Config(), timeline=None):
     """Every image over all ranks, in strips with halos."""
-    wrapped = Strips(model, world, config)
+    wrapped = Strips(model, world, config, timeline)
     return wrapped, wrapped.sync
