@@ -73,7 +73,7 @@ def place(module: nn.Module, mesh: DeviceMesh, **placements: Shard) -> None:
 
 
 def tensor_parallel(model: UNet, world: World, config: Config = Config(), timeline=None):
-    """The UNet's lowest level over all ranks: it has more weights than all others together."""
+    """The UNet's lowest level over all ranks: it has about half of all weights."""
     start_equal(model, world)
     cut(model.bottom, init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("tensor",)))
     return model, lambda: None
