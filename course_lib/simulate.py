@@ -22,11 +22,12 @@ from course_lib.parallel.shard import blocks, make_mesh, shard
 from course_lib.unet import UNet
 
 NAMES = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
+NAMES |= {"send": "send"}  # to one other rank, as halos and pipelines do
 
 
 @dataclass(frozen=True)
 class Message:
-    """A collective: its name, the bytes of the whole tensor, and how many ranks take part."""
+    """A collective: its name, the bytes of the whole tensor, and how many ranks take part. Or a plain `send`."""
 
     name: str
     bytes: int
@@ -35,6 +36,8 @@ class Message:
     @property
     def sent(self) -> float:
         """Bytes that a rank must send at least: (n−1)/n of the tensor, and twice that for an all-reduce."""
+        if self.name == "send":
+            return self.bytes
         return (2 if self.name == "all-reduce" else 1) * (self.ranks - 1) / self.ranks * self.bytes
 
 

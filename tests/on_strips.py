@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from course_lib import simulate
 from course_lib.config import Config
 from course_lib.parallel.ddp import naive
 from course_lib.parallel.spatial import spread, strip
@@ -33,8 +34,12 @@ def check_conv(kernel: tuple[int, int], padding: str, height: int) -> None:
     expected = torch.autograd.grad((out * weight).sum(), [x, *conv.parameters()])
     mine = strip(x.detach()).requires_grad_()
     spread(conv)
-    part = conv(mine)
+    with simulate.Traffic() as traffic:
+        part = conv(mine)
     what = f"kernel {kernel}, {padding}, {height} rows"
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    neighbours = 2 if padding == "circular" or 0 < rank < last else 1
+    assert traffic.sent == 2 * 3 * (kernel[0] // 2) * 9 * 8 * neighbours, f"{what}: {traffic.messages}"
     same(part, strip(out.detach()), what)
     gradient, *of_weights = torch.autograd.grad((part * strip(weight)).sum(), [mine, *conv.parameters()])
     same(gradient, strip(expected[0]), f"{what}: gradient of the image")
