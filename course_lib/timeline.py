@@ -111,6 +111,13 @@ def idle_share(timelines: Sequence[Timeline]) -> float:
     return waiting / (waiting + working)
 
 
+def at_once(one: Timeline, other: Timeline) -> float:
+    """The part of two ranks' computing in which both of them compute: 0 if they take turns."""
+    spans = [[span for span in each.spans if span.kind in ("forward", "backward")] for each in (one, other)]
+    both = sum(max(0.0, min(a.end, b.end) - max(a.start, b.start)) for a in spans[0] for b in spans[1])
+    return 2 * both / sum(span.end - span.start for span in spans[0] + spans[1])
+
+
 def share_during(timelines: Sequence[Timeline], kind: str, other: str) -> float:
     """The part of all time of one kind, on all ranks, in which the same rank was also busy with another kind."""
     spans = [(each, [s for s in each.spans if s.kind == other]) for each in timelines]

@@ -9,7 +9,7 @@ import torch
 
 from course_lib.config import Config
 from course_lib.data.tasks import make_task
-from course_lib.timeline import Span, Timeline, read_timelines, share_during, split_waiting, unrecorded
+from course_lib.timeline import Span, Timeline, at_once, read_timelines, share_during, split_waiting, unrecorded
 from course_lib.trainer import fit, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -269,3 +269,12 @@ def test_the_share_of_one_kind_during_another_counts_each_rank_by_itself():
     second.spans = [Span("backward", 3, 7), Span("communicate", 4, 5), Span("load", 0, 9)]  # all of 1
     assert share_during([first, second], "communicate", "backward") == pytest.approx(2 / 4)
     assert share_during([first], "wait", "backward") == 0
+
+
+def test_ranks_that_take_turns_never_compute_at_once():
+    first, second = Timeline(), Timeline()
+    first.spans = [Span("forward", 0, 2), Span("wait", 2, 8), Span("backward", 8, 12)]
+    second.spans = [Span("wait", 0, 2), Span("forward", 2, 4), Span("backward", 4, 8)]
+    assert at_once(first, second) == 0
+    second.spans = [Span("forward", 1, 3), Span("backward", 8, 12)]
+    assert at_once(first, second) == pytest.approx(2 * 5 / 12) and at_once(first, first) == 1
