@@ -47,6 +47,22 @@ def load(path: Path) -> dict:
         raise UserError(f"{path} is no checkpoint that can be trusted ({reason}); delete it and start anew") from error
 
 
+def compare(path: Path, other: Path, start: nn.Module) -> tuple[float, float]:
+    """How far apart two trainings with the same start are: (weights, gradients).
+
+    Weights in parts of the way that the other has gone; Adam's averages of the gradients in parts of their length. Adam divides
+    by a gradient's size, so weights alone would not tell if all gradients were twice as long.
+    """
+    sides = []
+    for content in (load(path), load(other)):
+        averages = [state["exp_avg"] for _, state in sorted(content["optimizer"]["state"].items())]
+        sides.append([torch.cat([t.flatten() for t in several]) for several in (content["model"].values(), averages)])
+    (weights, average), (its_weights, its_average) = sides
+    begun = torch.cat([tensor.cpu().flatten() for tensor in start.state_dict().values()])
+    way, length = (its_weights - begun).norm(), its_average.norm()
+    return ((weights - its_weights).norm() / way).item(), ((average - its_average).norm() / length).item()
+
+
 def launch_of(path: Path) -> str:
     """The launch that wrote a checkpoint; "" where there is none, or none that can be read."""
     try:

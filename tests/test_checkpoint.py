@@ -1,5 +1,6 @@
 """A checkpoint is always whole, whatever kills the writer, and never runs what a stranger put into it."""
 
+import copy
 import io
 import multiprocessing
 import os
@@ -247,3 +248,21 @@ def test_another_width_under_the_same_config_is_refused(path):
 def test_what_may_change_between_two_parts_of_a_run(saved):
     changed = CONFIG.replace(data="elsewhere", batch=3, epochs=9, workers=1, prefetch=0, strategy="ddp", resume=True)
     trained(0).load(saved, changed)
+
+
+@pytest.mark.parametrize("factor, gradients", [(1, 0), (2, 1), (0.5, 0.5)])
+def test_two_trainings_are_compared_by_their_weights_and_their_gradients(tmp_path, factor, gradients):
+    """With all gradients twice as long Adam takes the same way: only its averages tell."""
+    torch.manual_seed(0)
+    begun = UNet(2, 2, width=2, depth=1).double()
+    x = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    for name, scale in (("mine", factor), ("other", 1)):
+        net = copy.deepcopy(begun)
+        state = State(net, torch.optim.Adam(net.parameters(), lr=0.01, eps=1e-30))
+        for _ in range(3):
+            state.optimizer.zero_grad()
+            (scale * net(x).square().mean()).backward()
+            state.optimizer.step()
+        state.save(tmp_path / name, CONFIG)
+    found = checkpoint.compare(tmp_path / "mine", tmp_path / "other", begun)
+    assert found == pytest.approx((0, gradients), abs=1e-6)
