@@ -214,9 +214,9 @@ if measured:
 
 # %% [markdown]
 # Lower picture: the same batch in several **micro-batches**. As soon as rank 0 is done with the first, rank 1 can begin, and
-# rank 0 takes the second. That is the assembly line, here in the order of *GPipe*: all forward, then all backward. What is left of
-# the waiting is where the line fills and where it drains, the **bubble**. On paper, with four stages (light: forward, dark:
-# backward, which takes twice as long; time in forwards of one stage):
+# rank 0 takes the second. That is the assembly line, here in the order of *GPipe*: all forward, then all backward. What is
+# left of the waiting is where the line fills and where it drains, the **bubble**. On paper, with four stages (light: forward,
+# dark: backward, which takes twice as long; time in forwards of one stage):
 
 # %%
 from course_lib.parallel.schedules import idle, in_flight, plan

@@ -696,4 +696,4 @@ numbers(
 # - FSDP gathers blocks, tensor parallel never does; a convolution is cut by its channels.
 # - A checkpoint in parts belongs to no number of ranks.
 #
-# **Next:** 09 · MPI: the messages themselves, and the ring by hand.
+# **Next:** [09 · MPI](09_mpi.ipynb): the messages themselves, and the ring by hand.
