@@ -8,6 +8,7 @@ A lesson records its numbers with course_lib.lesson.numbers(); tests/baselines/ 
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -51,9 +52,15 @@ def smoke_parameters(name: str) -> dict:
     """The small sizes that CI runs, and the small data that goes with them."""
     settings = json.loads(SMOKE.read_text())
     for words in settings["data"]:
-        command = [sys.executable, "-m", "course_lib.data.make", *words.split()]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        make_data(words)
     return settings[name]
+
+
+@functools.cache
+def make_data(words: str) -> None:
+    """Once, however many lessons need it."""
+    command = [sys.executable, "-m", "course_lib.data.make", *words.split()]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
 
 def collect(notebook) -> dict[str, float]:
