@@ -462,13 +462,11 @@ for one in (config, ahead):
 # ends all of them. And the same by torchrun, to compare:
 
 # %%
-by_torchrun = ahead.replace(name="09_torchrun", launcher="env")
-ranks.torchrun(2, by_torchrun, quiet=True)
-
-# %%
 from course_lib import checkpoint
 from course_lib.metrics import read_log
 
+by_torchrun = ahead.replace(name="09_torchrun", launcher="env")
+ranks.torchrun(2, by_torchrun, quiet=True)
 ends, models = {}, {}
 for one in (config, ahead, by_torchrun):
     log = read_log(one.run)
@@ -482,8 +480,10 @@ for model in models.values():
     assert all(torch.equal(model[name], models["09_lazy"][name]) for name in model)
 
 # %% [markdown]
-# The same weights to the last bit, whoever starts the ranks, and whether a batch is read in time or ahead of time. The
-# waiting for data is what prefetching takes away, as in lesson 02.
+# The same weights to the last bit, whoever starts the ranks, and whether a batch is read in time or ahead of time. And what has
+# prefetching brought? Here not much: our years are small and lie in memory, so there is little to wait for, and the reading
+# thread needs a core that the ranks would like to have. Where a batch takes long to read it takes the waiting away; lesson 02
+# has measured when. The ancestor read slowly, and needed it.
 #
 # ## Silent worlds of one
 #

@@ -117,10 +117,9 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
         environment["MPI_LAUNCH"] = "srun --mpi=pmi2" if name == "09_by_srun" else ""
         words = [word for word in config.replace(name=name).arguments() if not word.startswith("--data")]
         words += [] if name == "02_data" else [f"--data={config.data}"]  # that one stages what DATA names
-        alone = (
-            ["--exclusive"] if "mpi4py" in path.read_text() else []
-        )  # MPI's ranks never sleep: many jobs starve each other
-        command = ["sbatch", f"--output={tmp_path / name}.log", *alone, path, *words]
+        # MPI's ranks never sleep: several such jobs at once would starve each other
+        options = ["--exclusive"] if "mpi4py" in path.read_text() else []
+        command = ["sbatch", f"--output={tmp_path / name}.log", *options, path, *words]
         subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
     wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=480)
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in jobs}
