@@ -24,9 +24,9 @@ PY
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/course/horovod-$version-$key-${HOROVOD_GPU_OPERATIONS:-cpu}
 
 if ! compgen -G "$kept/*.whl" >/dev/null; then
-    for tool in g++:g++ cmake:cmake; do
-        command -v "${tool%%:*}" >/dev/null || {
-            echo "error: building Horovod needs ${tool%%:*}: apt-get install ${tool##*:}, or load your site's module" >&2
+    for tool in g++ cmake; do
+        command -v "$tool" >/dev/null || {
+            echo "error: building Horovod needs $tool: apt-get install $tool, or load your site's module" >&2
             exit 2
         }
     done

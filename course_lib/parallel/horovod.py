@@ -97,10 +97,8 @@ def count_messages(timeline: Path) -> tuple[int, int]:
     gradients, messages, under_way = 0, 0, set()
     for event in json.loads(text if text.endswith("]") else f"{text}]"):
         if event["ph"] == "B" and event["name"] in ("MPI_ALLREDUCE", "GLOO_ALLREDUCE"):
-            gradients, messages = (
-                gradients + 1,
-                messages + (not under_way),
-            )  # what shares a message begins before any ends
+            gradients += 1
+            messages += not under_way  # what shares a message begins before any ends
             under_way.add(event["pid"])
         elif event["ph"] == "E":
             under_way.discard(event["pid"])
