@@ -31,24 +31,29 @@ def _option(default, help: str, choices: Sequence[str] = ()):
 class Config:
     """One run. Every field is a flag: `train_years` is `--train-years`."""
 
-    data: str = _option(
-        "data/years", "folder of <VARIABLE>_<YEAR>.nc files; for --task segment of images.npy and masks.npy"
-    )
+    data: str = _option("data/years", "folder of <VARIABLE>_<YEAR>.nc files, or of what another --task learns from")
     runs: str = _option("runs", "folder that holds all runs")
     name: str = _option("baseline", "this run's folder below --runs")
     resume: bool = _option(False, "go on from the run's checkpoint")
 
-    task: str = _option("forecast", "what to learn from the files", ["forecast", "superres", "segment"])
+    task: str = _option(
+        "forecast", "what to learn from the files", ["forecast", "superres", "segment", "digits", "squad"]
+    )
     variables: str = _option("", "comma-separated variables; empty: all that are found")
     train_years: str = _option("", "such as 1980-1986 or 1980,1982; empty: all but the last year")
     valid_years: str = _option("", "years held out; empty: the last year")
     lead: int = _option(6, "forecast this many time steps ahead")
 
-    width: int = _option(16, "channels of the UNet's first level")
-    depth: int = _option(2, "how often the UNet halves the image")
+    width: int = _option(16, "channels of the UNet's first level, or of the recurrent net's memory")
+    depth: int = _option(2, "how often the UNet halves the image, or layers of the recurrent net")
     norm: str = _option("group", "normalisation in the UNet", ["group", "batch", "none"])
     padding: str = _option("circular", "what lies beyond the image's edge", ["circular", "zeros"])
     checkpointing: bool = _option(False, "recompute activations in the backward pass instead of keeping them")
+
+    pretrained: str = _option("", "folder of a BERT and its tokenizer, for --task squad")
+    fresh: bool = _option(False, "that BERT with random weights, to see what its own are worth")
+    tokens: int = _option(128, "length of the windows that BERT reads, question and special tokens included")
+    stride: int = _option(32, "tokens by which two windows of a long text overlap")
 
     epochs: int = _option(2, "passes over the training years")
     batch: int = _option(8, "samples a step on each rank")
@@ -86,11 +91,21 @@ class Config:
                 raise UserError(f"{flag} must be {f.type.__name__}, not {value!r}")
             if choices and value not in choices:
                 raise UserError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("width", "batch", "epochs", "threads", "timeout", "log_every", "devices", "micro_batches"):
+        for name in (
+            "width",
+            "batch",
+            "epochs",
+            "threads",
+            "timeout",
+            "log_every",
+            "devices",
+            "micro_batches",
+            "tokens",
+        ):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         not_negative = ("depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every", "timeline")
-        for name in (*not_negative, "global_batch"):
+        for name in (*not_negative, "global_batch", "stride"):
             if getattr(self, name) < 0:
                 raise UserError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
         if not 0 <= self.lr <= 1e30:  # nor may it be "not a number"

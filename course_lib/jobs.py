@@ -23,6 +23,7 @@ from course_lib.config import UserError, as_flag
 from course_lib.failures import JobError, why
 from course_lib.metrics import read_log
 from course_lib.scheduler import ACTIVE, WAITING, Status, ask_accounting, ask_controller, call, nodes, start_local
+from course_lib.scores import NAMES
 from course_lib.submission import HERE, ROOT, run_here, sbatch, split
 
 
@@ -126,7 +127,7 @@ class Job:
         used = {"ranks": status.ranks, "nodes": status.nodes, "elapsed": status.elapsed}
         used |= {name: last["end"][name] for name in ("step", "seconds", "max_rss_mb")}
         return (
-            {name: value for name, value in last["eval"].items() if name in ("loss", "rmse", "iou")}
+            {name: value for name, value in last["eval"].items() if name in ("loss", "rmse", *NAMES)}
             | used
             | {"run": self.run}
         )

@@ -4,13 +4,14 @@ runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, re
 
     {"event": "start", "time": …, "config": {…}, "world_size": …, "nodes": …, "step": …, "steps": …, "device": …, …}
     {"event": "step",  "time": …, "step": …, "epoch": …, "loss": …, "lr": …, "samples_per_s": …, "wait_share": …}
-    {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …} or "iou": …, "count": …}
+    {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …} or "iou": … or …, "count": …}
     {"event": "stop",  "time": …, "step": …}
-    {"event": "end",   "time": …, "step": …, "seconds": …, "max_rss_mb": …}
+    {"event": "end",   "time": …, "step": …, "seconds": …, "max_rss_mb": …, "user_s": …, "system_s": …}
 
 time is in seconds since 1970. A step's loss is that of rank 0's batch, an evaluation's that of all samples on all ranks.
 A run that is told to stop before its end saves and says so; one that is resumed starts again and writes some steps again, of
-which the last counts. max_rss_mb is the memory of the largest rank.
+which the last counts. max_rss_mb is the memory of the largest rank; user_s and system_s are the CPU seconds of all ranks from
+the start of their processes, as the shell's `time` would count them.
 """
 
 import json
@@ -41,6 +42,13 @@ def max_rss_mb(world: World) -> float:
     ranks = torch.zeros(world.world_size)
     ranks[world.rank] = mine
     return float(sum_over_ranks(ranks, world).max())
+
+
+def cpu_seconds(world: World) -> dict[str, float]:
+    """What all ranks have computed so far, and what the system did for them, in seconds of CPU; threads count each."""
+    mine = resource.getrusage(resource.RUSAGE_SELF)
+    user, system = sum_over_ranks(torch.tensor([mine.ru_utime, mine.ru_stime]), world).tolist()
+    return {"user_s": user, "system_s": system}
 
 
 def count_nodes(world: World) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 from pathlib import Path
 
 from course_lib.checkpoint import State
@@ -36,11 +37,13 @@ def require_finite(loss: float, step: int) -> None:
 
 
 def set_aside(run: Path, launch: str) -> None:
-    """A new run under an old name: keep the old log, checkpoint and timelines as *.previous."""
+    """A new run under an old name: keep the old log, checkpoint, timelines and what Lightning left as *.previous."""
     if launch and launch == launch_of_log(run):  # begun again before its first checkpoint: they are there already
         return
-    for path in (run / "metrics.jsonl", run / "checkpoint.pt", *run.glob("timeline.*.json")):
+    for path in (run / "metrics.jsonl", run / "checkpoint.pt", run / "lightning", *run.glob("timeline.*.json")):
         if path.exists():
+            if path.is_dir():  # a folder can't be renamed over another one
+                shutil.rmtree(f"{path}.previous", ignore_errors=True)
             os.replace(path, f"{path}.previous")
 
 

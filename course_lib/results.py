@@ -10,6 +10,7 @@ from course_lib.cockpit import Table
 from course_lib.config import UserError
 from course_lib.metrics import read_log
 from course_lib.scaling import efficiency
+from course_lib.scores import NAMES
 
 
 def samples_per_s(events: list[dict]) -> float:
@@ -51,7 +52,7 @@ def row_of(run: Path) -> dict:
     seconds = last["end"]["seconds"] + sum(map(seconds_of, before))
     row |= {"nodes": start.get("nodes", 1), "batch": config["batch"]}
     row |= {"samples_per_s": samples_per_s(events), "seconds": seconds}
-    return row | {name: last["eval"][name] for name in ("loss", "iou") if name in last["eval"]}
+    return row | {name: last["eval"][name] for name in ("loss", *NAMES) if name in last["eval"]}
 
 
 def collect(folder: Path) -> list[dict]:
@@ -72,7 +73,7 @@ def summarise(rows: Sequence[dict]) -> list[dict]:
     for (strategy, ranks), several in sorted(groups.items()):
         row = {"strategy": strategy, "ranks": ranks, "seeds": len(several)}
         row |= {name: several[0][name] for name in ("nodes", "batch")}
-        for name in ("samples_per_s", "seconds", "loss", "iou"):
+        for name in ("samples_per_s", "seconds", "loss", *NAMES):
             if values := [one[name] for one in several if name in one]:
                 row[name] = statistics.fmean(values)
                 row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -100,7 +101,7 @@ def show(rows: Sequence[dict]) -> Table:
         spread = f" ± {row[f'{name}_spread']:.{digits}f}" if row["seeds"] > 1 else ""
         return f"{row[name]:.{digits}f}{spread}"
 
-    judged = "iou" if all("iou" in row for row in rows) else "loss"
+    judged = next((name for name in NAMES if all(name in row for row in rows)), "loss")
     titles = ("strategy", "ranks", "seeds", "samples/s", "speed-up", "efficiency", "seconds")
     cells = [
         (
@@ -115,4 +116,4 @@ def show(rows: Sequence[dict]) -> Table:
         )
         for row in rows
     ]
-    return Table((*titles, {"iou": "IoU", "loss": "validation loss"}[judged]), cells)
+    return Table((*titles, NAMES.get(judged, "validation loss")), cells)

@@ -10,6 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
+NAMES = {
+    "iou": "IoU",
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "exact": "exact match",
+}  # of the scores of which more is better
+
 
 class SquaredError:
     """Of fields: the mean squared error, and each variable's root of it. `weight` says how much a grid point counts."""
@@ -64,3 +71,19 @@ class Overlap:
     def result(self, sums: list[float]) -> dict:
         loss, common, union, count = sums
         return {"loss": loss / count, "iou": common / union if union else 1.0, "count": round(count)}
+
+
+class Accuracy:
+    """Of classes: the cross entropy as the loss, and the share of samples whose class is found."""
+
+    @staticmethod
+    def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(prediction, target)
+
+    def sums(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(prediction, target, reduction="none").double().sum()
+        return torch.stack([loss, (prediction.argmax(dim=1) == target).sum(), loss.new_tensor(len(target))])
+
+    def result(self, sums: list[float]) -> dict:
+        loss, right, count = sums
+        return {"loss": loss / count, "accuracy": right / count, "count": round(count)}

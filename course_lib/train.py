@@ -9,20 +9,26 @@ A rank that gets SIGUSR1 makes all of them save and stop, with exit code 75: try
 """
 
 import signal
+from collections.abc import Callable
 
 from course_lib.config import Config, run_main
-from course_lib.trainer import fit
-from course_lib.world import start, stop
+from course_lib.trainer import Fitted, fit
+from course_lib.world import World, start, stop
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: not done, and nothing wrong either
 
 
-def main() -> int:
+def train(config: Config, told: Callable[[], bool]) -> tuple[Fitted, World]:
+    """With our own loop."""
+    world = start(config)
+    return fit(config, world, told=told), world
+
+
+def main(train: Callable[..., tuple[Fitted, World]] = train, prog: str = "course_lib.train") -> int:
+    """Parse, train by whichever loop, say how it ended; that of Lightning and Fabric as well."""
     signals: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
-    config = Config.parse()
-    world = start(config)
-    fitted = fit(config, world, told=lambda: bool(signals))
+    fitted, world = train(Config.parse(prog=f"python -m {prog}"), told=lambda: bool(signals))
     if world.is_main and fitted.metrics:
         print(f"done: {fitted.run}  validation loss {fitted.metrics['loss']:.4f}")
     elif world.is_main:

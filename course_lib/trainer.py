@@ -16,7 +16,7 @@ from course_lib.checkpoint import State, launch_of
 from course_lib.config import Config
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
-from course_lib.metrics import Log, count_nodes, max_rss_mb, sum_over_ranks
+from course_lib.metrics import Log, count_nodes, cpu_seconds, max_rss_mb, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
 from course_lib.parallel.horovod import wrap_optimizer
@@ -24,6 +24,7 @@ from course_lib.parallel.staged import Pipeline, pipeline_step, world_of_data
 from course_lib.precautions import require_all_batches, require_finite, set_aside, share_batch
 from course_lib.prefetch import Prefetcher, apply_to_tensors
 from course_lib.progress import Progress
+from course_lib.rnn import RowReader
 from course_lib.scores import SquaredError
 from course_lib.timeline import Timeline, unrecorded
 from course_lib.unet import UNet
@@ -76,9 +77,15 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
     return peak * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
 
 
-def make_model(config: Config, task: Task) -> UNet:
-    """The UNet of a config, with the same weights on every rank."""
+def make_model(config: Config, task: Task) -> nn.Module:
+    """The net of a config, with the same weights on every rank: the UNet, or that of a case study."""
     torch.manual_seed(config.seed)
+    if config.task == "digits":
+        return RowReader(task.inputs, task.outputs, width=config.width, depth=config.depth)
+    if config.task == "squad":
+        from course_lib.bert import Reader  # transformers take seconds to import
+
+        return Reader(config.pretrained, fresh=config.fresh)
     return UNet(
         task.inputs,
         task.outputs,
@@ -104,18 +111,25 @@ def make_loader(config: Config, dataset, batches, world: World):
 class Fitted:
     """What a run leaves: the trained model, its last evaluation and its folder with the log and the checkpoint."""
 
-    model: UNet
+    model: nn.Module
     metrics: dict  # empty if the run was told to stop
     run: Path
 
 
-def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] | None = None) -> Fitted:
+def fit(
+    config: Config,
+    world: World | None = None,
+    *,
+    told: Callable[[], bool] | None = None,
+    strategy: Callable | None = None,
+) -> Fitted:
     """Train as the config says, on this rank of the world; without one, in this process alone.
 
     As soon as `told` is true on any rank, all save and stop: at the next line of the log, where they ask each other.
+    A strategy may be given; else it is the one that the config names.
     """
     world = world or start(config)
-    strategy = find_strategy(config.strategy, world)
+    strategy = strategy or find_strategy(config.strategy, world, config.task)
     data = world_of_data(config, world)  # ranks that share a model see the same samples
     config = share_batch(config, data)
     task = make_task(config, world)
@@ -176,7 +190,8 @@ def fit(config: Config, world: World | None = None, *, told: Callable[[], bool] 
                 if timeline:
                     timeline.save(config.run / f"timeline.{world.rank}.json")
                 memory = max_rss_mb(world)
-                log.write("end", step=state.step, seconds=time.perf_counter() - began, max_rss_mb=memory)
+                seconds = time.perf_counter() - began
+                log.write("end", step=state.step, seconds=seconds, max_rss_mb=memory, **cpu_seconds(world))
                 return Fitted(model, metrics, config.run)
 
 

@@ -44,7 +44,7 @@ def start(config: Config) -> World:
     device = _pick_device(config.device, local_rank)
     if world_size > 1 and not dist.is_initialized():  # a cell that joins the ranks may be run again
         if (store.host if config.launcher == "mpi" else os.environ["MASTER_ADDR"]) in ("localhost", "127.0.0.1"):
-            _stay_on_this_machine()
+            stay_on_this_machine()
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -52,10 +52,13 @@ def start(config: Config) -> World:
             world_size=world_size,
             timeout=timedelta(seconds=config.timeout),
         )
-    launch = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return World(
-        rank, local_rank, world_size, device, "" if launch == "none" else launch
-    )  # torchrun's word for no name
+    return World(rank, local_rank, world_size, device, launch_name())
+
+
+def launch_name() -> str:
+    """What the launcher calls this launch, if it has a name: the same when ranks or a job are started again."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if name == "none" else name  # torchrun's word for no name
 
 
 def stop(world: World) -> None:
@@ -144,7 +147,7 @@ def _pick_device(name: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _stay_on_this_machine() -> None:
+def stay_on_this_machine() -> None:
     """gloo looks its own host name up, which fails on laptops and containers: on one machine use the loopback."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:

@@ -72,8 +72,9 @@ def test_help_has_a_line_of_its_own_for_every_field(capsys):
 # ---- mistakes --------------------------------------------------------------------------------------------------------------
 
 ZERO_IS_TOO_LITTLE = ["width", "batch", "epochs", "threads", "timeout", "log_every", "devices", "micro_batches"]
+ZERO_IS_TOO_LITTLE += ["tokens"]
 MUST_NOT_BE_NEGATIVE = ["depth", "lead", "max_steps", "warmup", "workers", "prefetch", "checkpoint_every", "lr", "seed"]
-MUST_NOT_BE_NEGATIVE += ["bucket_mb", "global_batch", "timeline"]
+MUST_NOT_BE_NEGATIVE += ["bucket_mb", "global_batch", "timeline", "stride"]
 WRONG_TYPES = [
     ("width", "3"),
     ("width", 3.0),

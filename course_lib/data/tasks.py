@@ -6,9 +6,10 @@ from torch.utils.data import Dataset
 
 from course_lib.config import Config, UserError, parse_years
 from course_lib.data.cells import CellsDataset
+from course_lib.data.digits import DigitsDataset
 from course_lib.data.superres import SuperResolution
 from course_lib.data.years import YearsDataset, find_files
-from course_lib.scores import Overlap, SquaredError
+from course_lib.scores import Accuracy, Overlap, SquaredError
 from course_lib.world import World, barrier
 
 
@@ -23,8 +24,8 @@ class Task:
     valid: Dataset
     inputs: int
     outputs: int
-    score: SquaredError | Overlap
-    residual: bool
+    score: SquaredError | Overlap | Accuracy
+    residual: bool = False
 
 
 def split_years(config: Config) -> tuple[list[int], list[int]]:
@@ -42,7 +43,14 @@ def split_years(config: Config) -> tuple[list[int], list[int]]:
 def make_task(config: Config, world: World = World()) -> Task:
     """Open the data that a config names; the first rank passes over the files if their statistics are not known yet."""
     if config.task == "segment":
-        return Task(*(CellsDataset(config.data, part) for part in ("train", "valid")), 1, 1, Overlap(), residual=False)
+        return Task(*(CellsDataset(config.data, part) for part in ("train", "valid")), 1, 1, Overlap())
+    if config.task == "digits":
+        return Task(*(DigitsDataset(config.data, part) for part in ("train", "valid")), 28, 10, Accuracy())
+    if config.task == "squad":
+        from course_lib.data.squad import SquadDataset  # tokenizers take a second to import
+
+        train, valid = (SquadDataset.open(config, part) for part in ("train", "valid"))
+        return Task(train, valid, 3, 2, valid.score)
     train_years, valid_years = split_years(config)
     variables = config.variables.split(",") if config.variables else None
 

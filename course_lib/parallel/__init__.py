@@ -70,12 +70,16 @@ SHARED = {  # ranks that share one model
     "tp": tensor_parallel,
 }
 STRATEGIES = ALONE | TOGETHER | BY_OTHERS | SHARDED | SHARED
+NOT_FOR = {"digits": {"split", *SHARDED, *SHARED}, "squad": {"split", *SHARED}}  # they cut the UNet, or need its blocks
 
 
-def find_strategy(name: str, world: World) -> Callable[..., Wrapped]:
-    """The strategy of this name, if it fits the number of ranks."""
+def find_strategy(name: str, world: World, task: str = "forecast") -> Callable[..., Wrapped]:
+    """The strategy of this name, if it fits the number of ranks and the task's net."""
     if name not in STRATEGIES:
         raise UserError(f"--strategy must be one of {', '.join(STRATEGIES)}, not {name!r}")
+    if name in NOT_FOR.get(task, ()):
+        fits = [other for other in STRATEGIES if other not in NOT_FOR[task]]
+        raise UserError(f"--strategy {name} can't cut the net of --task {task}; use one of {', '.join(fits)}")
     if name in ALONE and world.world_size > 1:
         raise UserError(f"--strategy {name} is for one rank, and {world.world_size} were started; try --strategy ddp")
     return single if world.world_size == 1 and name not in ALONE else STRATEGIES[name]

@@ -162,15 +162,19 @@ def overlapped(model: nn.Module, world: World, config: Config = Config(), timeli
 # ---- 4. torch's own --------------------------------------------------------------------------------------------------------
 
 
+def options(config: Config) -> dict:
+    """What DDP is told, by us or by Lightning."""
+    return {
+        "bucket_cap_mb": config.bucket_mb,
+        "gradient_as_bucket_view": True,
+        "forward_sync_buffers": False,  # the trainer shares them before it evaluates, where shards may be uneven
+    }
+
+
 def ddp(model: nn.Module, world: World, config: Config = Config(), timeline=None):
     """PyTorch's DistributedDataParallel: the third of the above, in C++."""
-    wrapped = nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        bucket_cap_mb=config.bucket_mb,
-        gradient_as_bucket_view=True,
-        forward_sync_buffers=False,  # the trainer shares them before it evaluates, where shards may be uneven
-    )
+    devices = [world.device.index] if world.device.type == "cuda" else None
+    wrapped = nn.parallel.DistributedDataParallel(model, device_ids=devices, **options(config))
     if timeline:  # a communication hook may do anything instead of the all-reduce: here it also notes the time
         wrapped.register_comm_hook(world.world_size, lambda world_size, bucket: _noted(bucket, world_size, timeline))
     return wrapped, lambda: None

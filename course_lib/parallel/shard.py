@@ -18,9 +18,9 @@ from course_lib.unet import UNet
 from course_lib.world import World
 
 
-def blocks(model: UNet) -> list[nn.Module]:
-    """What is shared out as one: each block of the UNet. The head is left."""
-    return [*model.down, model.bottom, *model.up]
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """What is shared out as one: each block of the UNet, each layer of BERT. The head is left."""
+    return [*model.down, model.bottom, *model.up] if isinstance(model, UNet) else list(model.layers)
 
 
 # ---- ZeRO by hand ----------------------------------------------------------------------------------------------------------
