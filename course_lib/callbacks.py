@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 
 from course_lib.checkpoint import State
 from course_lib.config import Config
-from course_lib.metrics import Log, count_nodes, cpu_seconds, max_rss_mb, sum_over_ranks
+from course_lib.metrics import Log, count_nodes, max_rss_mb, process_times, sum_over_ranks
 from course_lib.precautions import require_finite
 from course_lib.progress import Progress, has_bar
 from course_lib.world import World, launch_name
@@ -45,7 +45,7 @@ class Records(Callback):
         step = trainer.global_step
         due = step % self.config.log_every == 0 or step == trainer.datamodule.steps
         if due and step > self.marked_step:
-            loss, now = float(outputs["loss"]), time.perf_counter()
+            loss, now = float(outputs["loss"]) * trainer.accumulate_grad_batches, time.perf_counter()
             require_finite(loss, step)
             samples = self.config.batch * trainer.world_size * trainer.accumulate_grad_batches
             speed = (step - self.marked_step) * samples / (now - self.marked)
@@ -80,7 +80,7 @@ class Records(Callback):
 
     def on_train_end(self, trainer, lit) -> None:
         world = world_of(trainer)
-        facts = {"seconds": time.perf_counter() - self.began, "max_rss_mb": max_rss_mb(world)} | cpu_seconds(world)
+        facts = {"seconds": time.perf_counter() - self.began, "max_rss_mb": max_rss_mb(world)} | process_times(world)
         self.log.write("end", step=trainer.global_step, **facts)
 
     def teardown(self, trainer, lit, stage: str) -> None:
@@ -113,10 +113,8 @@ class Told(Callback):
         self.config, self.told = config, told
 
     def on_train_batch_end(self, trainer, lit, outputs, batch, number: int) -> None:
-        at_end = (
-            trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        )  # first the evaluation; the next step will stop
-        if self.told is None or at_end or trainer.global_step % self.config.log_every:
+        over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch  # an epoch's: evaluate first, stop a step later
+        if self.told is None or over or trainer.global_step % self.config.log_every:
             return
         if sum_over_ranks(torch.tensor([float(self.told())]), world_of(trainer)).any():
             records = next(one for one in trainer.callbacks if isinstance(one, Records))

@@ -32,9 +32,7 @@ def make_fabric(config: Config) -> Fabric:
     ranks = 1 if config.strategy == "dp" else where["num_nodes"] * where["devices"]
     known = {
         "single": lambda: "auto",
-        "dp": lambda: (
-            "dp" if where["accelerator"] == "gpu" else "auto"
-        ),  # on CPUs Fabric would make it DDP without a word
+        "dp": lambda: "dp" if where["accelerator"] == "gpu" else "auto",  # on CPUs Fabric would make DDP of it
         "ddp": lambda: DDPStrategy(timeout=timeout, **ddp.options(config)),
     }
     if config.strategy not in known:

@@ -6,12 +6,12 @@ runs/<name>/metrics.jsonl holds one JSON object a line, appended and flushed, re
     {"event": "step",  "time": …, "step": …, "epoch": …, "loss": …, "lr": …, "samples_per_s": …, "wait_share": …}
     {"event": "eval",  "time": …, "step": …, "epoch": …, "loss": …, "rmse": {variable: …} or "iou": … or …, "count": …}
     {"event": "stop",  "time": …, "step": …}
-    {"event": "end",   "time": …, "step": …, "seconds": …, "max_rss_mb": …, "user_s": …, "system_s": …}
+    {"event": "end",   "time": …, "step": …, "seconds": …, "max_rss_mb": …, "real_s": …, "user_s": …, …}
 
 time is in seconds since 1970. A step's loss is that of rank 0's batch, an evaluation's that of all samples on all ranks.
 A run that is told to stop before its end saves and says so; one that is resumed starts again and writes some steps again, of
-which the last counts. max_rss_mb is the memory of the largest rank; user_s and system_s are the CPU seconds of all ranks from
-the start of their processes, as the shell's `time` would count them.
+which the last counts. max_rss_mb is the memory of the largest rank. real_s, user_s and system_s are what the shell's `time`
+would tell, from the start of the processes on: the clock on the wall, and the CPU seconds of all ranks.
 """
 
 import json
@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -44,11 +45,11 @@ def max_rss_mb(world: World) -> float:
     return float(sum_over_ranks(ranks, world).max())
 
 
-def cpu_seconds(world: World) -> dict[str, float]:
-    """What all ranks have computed so far, and what the system did for them, in seconds of CPU; threads count each."""
+def process_times(world: World) -> dict[str, float]:
+    """Seconds since this process was started; of CPU, what all ranks have computed so far, and the system for them."""
     mine = resource.getrusage(resource.RUSAGE_SELF)
     user, system = sum_over_ranks(torch.tensor([mine.ru_utime, mine.ru_stime]), world).tolist()
-    return {"user_s": user, "system_s": system}
+    return {"real_s": time.time() - psutil.Process().create_time(), "user_s": user, "system_s": system}
 
 
 def count_nodes(world: World) -> int:

@@ -18,22 +18,20 @@ def settings(config: Config) -> dict:
     before a time limit saves in the middle of a step.
     """
     quiet()
-    if "RANK" in os.environ:
-        here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or os.environ["WORLD_SIZE"]
-        nodes, here, environment = int(os.environ["WORLD_SIZE"]) // int(here), int(here), TorchElasticEnvironment()
-    elif int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        if "SLURM_NTASKS_PER_NODE" not in os.environ:
+    known = os.environ
+    if "RANK" in known:
+        here = int(known.get("LOCAL_WORLD_SIZE") or known.get("SLURM_NTASKS_PER_NODE") or known["WORLD_SIZE"])
+        nodes, environment = int(known["WORLD_SIZE"]) // here, TorchElasticEnvironment()
+    elif int(known.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        if "SLURM_NTASKS_PER_NODE" not in known:
             raise UserError("Lightning wants to know how many ranks a node has: give sbatch --ntasks-per-node=…")
-        nodes, here = int(os.environ["SLURM_STEP_NUM_NODES"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
+        here, nodes = int(known["SLURM_NTASKS_PER_NODE"]), int(known["SLURM_STEP_NUM_NODES"])
         environment = SLURMEnvironment(auto_requeue=False)
-    else:  # nobody: Lightning itself will start the others
-        nodes, here, environment = (
-            1,
-            config.devices if config.strategy not in ("single", "dp") else 1,
-            LightningEnvironment(),
-        )
-    on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    return {"num_nodes": nodes, "devices": here, "plugins": [environment], "accelerator": "gpu" if on_gpu else "cpu"}
+    else:  # nobody has: Lightning itself will start the others
+        here, nodes = 1 if config.strategy in ("single", "dp") else config.devices, 1
+        environment = LightningEnvironment()
+    gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return {"num_nodes": nodes, "devices": here, "plugins": [environment], "accelerator": "gpu" if gpu else "cpu"}
 
 
 def quiet() -> None:
@@ -44,7 +42,8 @@ def quiet() -> None:
         "The `srun` command is available",
         ".*does not have many workers",
         ".*isinstance.treespec, LeafSpec",
+        ".*exists and is not empty",
+        ".*your dataloader is not resumable",  # LitData's is, in a way of its own
+        ".*sync_dist=True",  # what LitModel logs is the same on all ranks already
     ):
-        warnings.filterwarnings("ignore", message=message)
-    for message in (".*exists and is not empty", ".*your dataloader is not resumable"):  # LitData's is, in its own way
         warnings.filterwarnings("ignore", message=message)

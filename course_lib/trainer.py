@@ -16,7 +16,7 @@ from course_lib.checkpoint import State, launch_of
 from course_lib.config import Config
 from course_lib.data.batches import Batches, shard
 from course_lib.data.tasks import Task, make_task
-from course_lib.metrics import Log, count_nodes, cpu_seconds, max_rss_mb, sum_over_ranks
+from course_lib.metrics import Log, count_nodes, max_rss_mb, process_times, sum_over_ranks
 from course_lib.parallel import find_strategy, nothing
 from course_lib.parallel.ddp import broadcast
 from course_lib.parallel.horovod import wrap_optimizer
@@ -191,7 +191,7 @@ def fit(
                     timeline.save(config.run / f"timeline.{world.rank}.json")
                 memory = max_rss_mb(world)
                 seconds = time.perf_counter() - began
-                log.write("end", step=state.step, seconds=seconds, max_rss_mb=memory, **cpu_seconds(world))
+                log.write("end", step=state.step, seconds=seconds, max_rss_mb=memory, **process_times(world))
                 return Fitted(model, metrics, config.run)
 
 

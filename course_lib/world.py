@@ -78,12 +78,15 @@ def barrier(world: World) -> None:
 def _ask_environment() -> tuple[int, int, int]:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
-    if len(missing) == len(names) and _launched() > 1:
+    alone = {"RANK", "WORLD_SIZE"} <= set(
+        missing
+    )  # an address by itself is a leftover: Lightning leaves one in a notebook
+    if alone and _launched() > 1:
         raise UserError(
             f"{_launched()} processes were launched, but none was told its rank: put slurm/rank_env.sh between srun and "
             "python, or use --launcher mpi with mpirun"
         )
-    if len(missing) == len(names) or os.environ.get("WORLD_SIZE") == "1":
+    if alone or os.environ.get("WORLD_SIZE") == "1":
         return 0, int(os.environ.get("LOCAL_RANK", "0")), 1
     if missing:
         raise UserError(f"{' and '.join(missing)} must be set beside the rest; start the ranks with torchrun")
