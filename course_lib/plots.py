@@ -41,6 +41,18 @@ def fields(panels: Mapping[str, np.ndarray], *, units: str = "", alike: bool = T
     plt.show()
 
 
+def thumbnails(images: np.ndarray, titles: Sequence[object], *, columns: int = 10) -> None:
+    """Small grey images in rows, dark on white as on paper, each with a title."""
+    rows = -(-len(images) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(0.8 * columns, 1.05 * rows), layout="constrained")
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, image, title in zip(axes.flat, images, titles):
+        axis.imshow(image, cmap="gray_r")
+        axis.set_title(title, fontsize=9)
+    plt.show()
+
+
 def losses(events: Sequence[dict], *, references: Mapping[str, float] | None = None) -> None:
     """A run's training and validation loss against its steps, from its log, with levels to beat."""
     figure, axis = new_axes()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 KINDS = {  # the first word found in an operation's name decides
     "convolution, backward": ("convolution_backward", "ConvolutionBackward", "conv2d_backward"),
@@ -60,6 +62,23 @@ def profile_steps(step: Callable[[], object], *, times: int = 3) -> dict[str, fl
         for _ in range(times):
             step()
     return {kind: spent / times for kind, spent in by_kind(profiler).items()}
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what is called for while it is entered; views are free."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += not operation.is_view
+        return operation(*args, **kwargs or {})
+
+
+def count_work(step: Callable[[], object]) -> tuple[int, int]:
+    """(operations that a step asks a device for, floating-point operations of its matrix products)."""
+    with FlopCounterMode(display=False) as flops, _Operations() as operations:
+        step()
+    return operations.count, flops.get_total_flops()
 
 
 def seconds_to_send(tensors: Sequence[torch.Tensor]) -> float:

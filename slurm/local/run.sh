@@ -41,7 +41,8 @@ srun() {
     done
     for ((task = 0; task < count; task++)); do
         {
-            SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$count "$@" || code=$?
+            SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=$count SLURM_NODEID=0 SLURM_STEP_NUM_NODES=1 \
+                SLURM_STEP_NUM_TASKS=$count "$@" || code=$?
             how="Exited with exit code $code"
             ((code <= 128)) || how="Killed by signal $((code - 128))"
             ((code == 0)) || echo "srun: error: localhost: task $task: $how" >&2
