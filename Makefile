@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 INSTALLED := $(VENV)/.installed
+WORKERS ?= 2
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help lab test setup notebooks data run bench horovod cluster cluster-down pins clean
@@ -16,7 +17,7 @@ lab: setup  ## set everything up, then open JupyterLab on the first lesson
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(LAB_FLAGS)
 
 test: setup  ## set everything up, then run every test: library, lessons through papermill, exercises, jobs
-	@$(RUN) -m pytest $(TESTS)
+	@$(RUN) -m pytest $(or $(TESTS),-n $(WORKERS))
 
 setup: $(INSTALLED) data  ## venv, pinned packages, notebooks, data
 	@mkdir -p runs
@@ -25,7 +26,7 @@ setup: $(INSTALLED) data  ## venv, pinned packages, notebooks, data
 notebooks: $(INSTALLED)  ## for authors: build notebooks/ from lessons/, whatever is in the way
 	@$(RUN) -m lessons.build --force
 
-data: data/.years data/.ncep data/.cells  ## simulate the yearly files, unpack the real ones and the nuclei
+data: data/.years data/.ncep data/.cells data/.digits data/.questions data/.minilm  ## make and unpack all data of the lessons
 
 run: setup  ## run all lessons through papermill; executed copies under runs/lessons/
 	@$(RUN) -m lessons.run
@@ -74,6 +75,15 @@ data/.years: | $(INSTALLED)
 
 data/.cells: | $(INSTALLED)
 	@{ $(RUN) -m course_lib.data.make --real cells || $(RUN) -m course_lib.data.make --kind cells; } && touch $@
+
+data/.digits: | $(INSTALLED)
+	@{ $(RUN) -m course_lib.data.make --real digits || $(RUN) -m course_lib.data.make --kind digits; } && touch $@
+
+data/.questions: | $(INSTALLED)
+	@$(RUN) -m course_lib.data.make --kind questions && touch $@
+
+data/.minilm: | $(INSTALLED)
+	@$(RUN) -m course_lib.data.make --real minilm && touch $@ || echo "going on without MiniLM"
 
 data/.ncep: | $(INSTALLED)
 	@$(RUN) -m course_lib.data.make --real ncep && touch $@ || echo "going on without the real data"

@@ -18,7 +18,7 @@ One thread computes on each rank. Those who are compared take turns, the ratio i
 the rounds counts; of the trainers, which hardly differ, the best round. The peers of `trainer` and `unet` are no part of the
 course: those that are not installed are left out.
 
-    pip install lightning accelerate monai segmentation-models-pytorch      # milesial's UNet: see benchmarks/nets.py
+    pip install accelerate monai segmentation-models-pytorch      # milesial's UNet: see benchmarks/nets.py
 """
 
 import json

@@ -8,6 +8,7 @@ A lesson records its numbers with course_lib.lesson.numbers(); tests/baselines/ 
 """
 
 import argparse
+import fcntl
 import functools
 import json
 import os
@@ -58,9 +59,12 @@ def smoke_parameters(name: str) -> dict:
 
 @functools.cache
 def make_data(words: str) -> None:
-    """Once, however many lessons need it."""
+    """Once, however many lessons need it; who else runs lessons waits for it."""
     command = [sys.executable, "-m", "course_lib.data.make", *words.split()]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (ROOT / "data").mkdir(exist_ok=True)
+    with open(ROOT / "data" / ".smoke.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
 
 def collect(notebook) -> dict[str, float]:

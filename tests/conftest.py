@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import BIN, LAUNCH_VARIABLES, prefetch_threads, start_cluster, torchrun, use_no_slurm, use_slurm
+from units import Units, turn_of
 
+from course_lib.bert import make_small
 from course_lib.config import Config
+from course_lib.data.squad_files import read
 
 SLURM_PROGRAMS = {"sacct", "salloc", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"}
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
@@ -25,6 +28,17 @@ hypothesis.settings.load_profile("course")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "integration: needs something from outside; with CI=true it must not be skipped")
+
+
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):  # in a worker of make test; alone, the order is that of the files
+        items.sort(key=lambda item: turn_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log) -> Units:
+    config.option.loadscopereorder = False  # ours is the order of turn_of
+    return Units(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,6 +101,43 @@ def trained(base) -> dict[str, Config]:
         assert code == 0, output
         assert output.count("done: ") == 1  # however many ranks there are, one speaks
     return configs
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory) -> Path:
+    """130 generated digits, 13 of each: 110 to train on, 20 to judge by."""
+    out = tmp_path_factory.mktemp("drawn") / "digits"
+    done = run_module("course_lib.data.make", "--kind", "digits", "--out", out, "--count", 130)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def errands(tmp_path_factory) -> Path:
+    """Questions and answers, made by the real command: 40 paragraphs to train on, 8 to judge by."""
+    out = tmp_path_factory.mktemp("asked") / "questions"
+    done = run_module("course_lib.data.make", "--kind", "questions", "--out", out, "--count", 40)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(errands, tmp_path_factory) -> Path:
+    """A BERT of two thin layers with random weights, and a tokenizer that knows the words of those questions."""
+    squad = read(errands / "train.json")
+    torch.manual_seed(7)  # a seed that no test takes
+    return make_small(
+        tmp_path_factory.mktemp("tiny") / "bert", [*squad.contexts, *(one.text for one in squad.questions)]
+    )
+
+
+@pytest.fixture(scope="session")
+def case_studies(drawn, errands, tiny_bert) -> dict[str, dict]:
+    """What the jobs of lessons 12 and 13 need instead of the years."""
+    return {
+        "12_rnn_digits": {"data": str(drawn)},
+        "13_bert_squad": {"data": str(errands), "pretrained": str(tiny_bert), "tokens": 96, "stride": 16},
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """What several test files need: equality to the last bit, real ranks, a real Slurm, a prefetcher's threads, waiting."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,10 +96,16 @@ def cluster_script(name: str, folder: Path) -> str:
     return done.stdout
 
 
+# A process of nobody's: a worker that is interrupted is given ten seconds, and down.sh may need more.
+STOP_WITH = 'while [[ -d /proc/$0 && -d $2 ]]; do sleep 1; done; "$1" "$2"; rm -rf "$2"'
+
+
 @contextmanager
 def start_cluster() -> Iterator[Path]:
-    """The folder of a running Slurm with two nodes; a short path, for it holds sockets."""
+    """The folder of a running Slurm with two nodes; a short path, for it holds sockets. It ends with this process at last."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    watch = ["setsid", "--fork", "bash", "-c", STOP_WITH, str(os.getpid()), LOCAL / "down.sh", folder]
+    subprocess.run(watch, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         cluster_script("up.sh", folder)
         yield folder
@@ -117,6 +124,18 @@ def use_no_slurm(patch: pytest.MonkeyPatch, path: str) -> None:
     """Let it find none: `path` has no program of Slurm's."""
     patch.setenv("PATH", path)
     patch.delenv("SLURM_CONF", raising=False)
+
+
+def wait_until_idle(folder: Path, *, seconds: float = 240) -> None:
+    """Until this Slurm has no job any more. Not all the time: every question is a program that is started."""
+    wait_until(lambda: not ask(folder, "squeue", "--noheader"), seconds=seconds, every=0.5)
+
+
+def remove_logs(folder: Path) -> None:
+    """What the sweeps of this Slurm have left in runs/; another's logs stay."""
+    for number in re.findall(r"JobId=(\d+)", ask(folder, "scontrol", "--oneliner", "show", "job")):
+        for log in (ROOT / "runs").glob(f"sweep*-{number}.log"):
+            log.unlink()
 
 
 def ask(folder: Path, *command: object) -> str:

@@ -28,6 +28,7 @@ from course_lib.scheduler import Status
 ENDLESS = {"epochs": 10**6}  # until somebody ends it
 RANKS = {"01_baseline": 1, "02_data": 1, "03_data_parallel": 1, "04_ddp": 4, "05_launch": 2}
 RANKS |= {"07_model_parallel": 2, "08_sharding": 2, "09_mpi": 2} | ({"10_horovod": 2} if find_spec("horovod") else {})
+RANKS |= {"11_lightning": 2, "12_rnn_digits": 2, "13_bert_squad": 2}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -47,7 +48,7 @@ def silent(cluster, monkeypatch, tmp_path) -> None:
 @pytest.fixture(scope="module")
 def small(base) -> dict:
     """The smallest training, in submit's words; where it is kept comes later."""
-    config = base.replace(timeout=60)
+    config = base.replace(timeout=240)
     return {name: value for name, value in vars(config).items() if value != FIELDS[name].default and name != "runs"}
 
 
@@ -63,8 +64,10 @@ def on_slurm(cluster, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
         use_slurm(patch, cluster / "slurm.conf")
         patch.setenv("COURSE_PLAIN", "1")
         patch.setenv("MAX_RESTARTS", "0")  # of torchrun: what fails here would fail again
+        late = submit("01_baseline", time=1, checkpoint_every=1, **one, **ENDLESS, **asked)
+        wait_until(lambda: has_steps(late), every=0.1)  # first: the others' start would take most of its minute
         found = {
-            "late": submit("01_baseline", time=1, checkpoint_every=1, **one, **ENDLESS, **asked),
+            "late": late,
             "ddp": submit("04_ddp", max_steps=6, **asked),
             "mistake": submit("01_baseline", train_years="1870", **one, **asked),
             "broken": submit("04_ddp", max_steps=3, timeline=1, name="broken", **one, **asked),
@@ -78,7 +81,7 @@ def on_slurm(cluster, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
 
 
 @pytest.fixture(scope="module")
-def here(path_without, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
+def here(path_without, small, case_studies, tmp_path_factory) -> Iterator[dict[str, Job]]:
     """Every lesson's script without Slurm."""
     folder = tmp_path_factory.mktemp("here")
     venv = folder / "venv"  # the real one is large, and 02_data copies it
@@ -91,10 +94,8 @@ def here(path_without, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
         use_no_slurm(patch, path_without)
         patch.setenv("COURSE_PLAIN", "1")
         for script in RANKS:
-            asked = small | {"runs": str(folder), "max_steps": 6}
-            asked |= (
-                {"nodes": 1} if script in ("05_launch", "08_sharding", "09_mpi", "10_horovod") else {}
-            )  # the others as they are
+            asked = small | {"runs": str(folder), "max_steps": 6} | case_studies.get(script, {})
+            asked |= {"nodes": 1} if RANKS[script] == 2 and script != "07_model_parallel" else {}  # others as they are
             with patch.context() as more:
                 if script == "02_data":
                     staged = {"DATA": asked.pop("data"), "VENV": str(venv), "TMPDIR": str(folder / "tmp")}
@@ -121,8 +122,9 @@ def find_rank(job: Job, number: int) -> psutil.Process:
     """The process of a job that is this rank, on this machine as everything is."""
     for process in psutil.process_iter(["name", "cmdline", "environ"]):
         words, variables = process.info["cmdline"] or [], process.info["environ"] or {}
-        is_its = (process.info["name"] or "").startswith("python") and f"--name={Path(job.run).name}" in words
-        if is_its and variables.get("SLURM_PROCID") == str(number):
+        is_its = {f"--runs={Path(job.run).parent}", f"--name={Path(job.run).name}"} <= set(words)
+        is_python = (process.info["name"] or "").startswith("python")
+        if is_its and is_python and variables.get("SLURM_PROCID") == str(number):
             return process
     raise LookupError(f"{job} has no rank {number}")
 
@@ -153,7 +155,7 @@ def ask_for(job: Job, **changes) -> Job:
 @pytest.mark.integration
 def test_a_running_job_tells_its_step_and_where_it_runs(slurm, on_slurm):
     job = on_slurm["late"]
-    wait_until(lambda: has_steps(job))
+    wait_until(lambda: has_steps(job), every=0.1)
     status = job.status()
     assert (status.state, status.nodes, status.limit, status.ranks) == ("RUNNING", "node1", "00:01:00", 1)
     assert status.steps == 12 * 10**6  # 50 samples in batches of 4
@@ -165,7 +167,7 @@ def test_a_running_job_tells_its_step_and_where_it_runs(slurm, on_slurm):
 def test_a_killed_rank_is_named(slurm, on_slurm):
     """So early because it computes until then."""
     job = on_slurm["killed"]
-    wait_until(lambda: has_steps(job))
+    wait_until(lambda: has_steps(job), every=0.1)
     find_rank(job, 1).kill()
     with pytest.raises(JobError, match=r"failed at step \d+ of \d+: rank 1 .*killed$"):
         job.result()
@@ -215,7 +217,7 @@ def test_again_is_a_new_job_in_a_folder_of_its_own_and_another_question_another_
 @pytest.mark.parametrize(("option", "reason"), [({"hold": True}, "JobHeldUser"), ({"begin": "now+1hour"}, "BeginTime")])
 def test_a_pending_job_says_why_and_a_cancelled_one_that_it_was(slurm, on_slurm, option, reason):
     job = ask_for(on_slurm["ddp"], seed=1, **option)
-    wait_until(lambda: job.status().reason == reason)
+    wait_until(lambda: job.status().reason == reason, every=0.2)
     assert str(job.status()) == f"pending ({reason})" and not job.status().finished
     job.cancel()
     with pytest.raises(JobError, match=rf"^{re.escape(str(job))} was cancelled; again=True submits it anew$"):
@@ -260,7 +262,7 @@ def test_a_job_that_can_never_start_says_so(slurm, on_slurm, small, tmp_path):
             job.result()
     finally:
         job.cancel()
-    wait_until(lambda: job.status().state == "CANCELLED")
+    wait_until(lambda: job.status().state == "CANCELLED", every=0.2)
 
 
 @pytest.mark.integration
@@ -378,7 +380,7 @@ def test_the_same_call_attaches_here_too_and_again_does_not(no_slurm, here, caps
 
 def test_a_cancelled_job_leaves_no_process(no_slurm, small, tmp_path):
     job = submit("04_ddp", nodes=1, **ENDLESS, **small, runs=str(tmp_path))
-    wait_until(lambda: has_steps(job))
+    wait_until(lambda: has_steps(job), every=0.1)
     assert (job.status().state, job.status().ranks) == ("RUNNING", 2)  # of one node
     pids = below(job.number)
     assert len(pids) > 4
@@ -390,7 +392,7 @@ def test_a_cancelled_job_leaves_no_process(no_slurm, small, tmp_path):
 
 def test_a_killed_rank_is_named_here_too(no_slurm, small, tmp_path):
     job = submit("05_launch", nodes=1, **ENDLESS, **small, runs=str(tmp_path))
-    wait_until(lambda: has_steps(job))
+    wait_until(lambda: has_steps(job), every=0.1)
     find_rank(job, 1).kill()
     with pytest.raises(JobError, match=r"failed at step \d+ of \d+: rank 1 killed by signal 9$"):
         job.result()
@@ -651,7 +653,7 @@ def test_accounting_that_knows_nothing(printed, code, tmp_path, monkeypatch):
 @pytest.mark.integration
 def test_accounting_remembers_what_the_controller_has_forgotten(slurm, on_slurm, tmp_path, monkeypatch):
     job = dataclasses.replace(on_slurm["late"], number=1)
-    wait_until(lambda: has_steps(job))
+    wait_until(lambda: has_steps(job), every=0.1)
     assert scheduler.ask_accounting(1, job.key) is None and job.status().state == "LOST"  # there is none here
     use_sacct(monkeypatch, tmp_path, f"TIMEOUT|None|00:01:25|00:01:00|node1|{job.key}")
     status = job.status()

@@ -1,87 +1,56 @@
 """Every lesson runs from top to bottom at smoke size, and its numbers stay where they were."""
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
-from helpers import ROOT, wait_until
 
-from course_lib.processes import kill_tree
 from lessons import build, run
 
 LESSONS = build.sources()
-PLAIN = "test_lesson_runs_and_keeps_its_numbers"
-BESIDE = """
-import json, sys
-from pathlib import Path
-from lessons import build, run
-for source in build.sources():
-    if source.stem in sys.argv[2:]:
-        out = Path(sys.argv[1], source.stem)
-        try:
-            found = run.run(source, smoke=True, out=out, parameters={"runs": str(out / "runs")})
-        except Exception as error:
-            found = {"error": str(error)}
-        (out / "part").write_text(json.dumps(found))
-        (out / "part").rename(out / "found.json")
-"""
 SLURM = [source for source in LESSONS if "jobs.find_cluster()" in source.read_text()]
 
 
-def run_and_compare(source, folder, **parameters) -> None:
-    check(source, run.run(source, smoke=True, out=folder, parameters={"runs": str(folder / "runs")} | parameters))
+@pytest.fixture
+def run_and_compare(tmp_path, monkeypatch) -> Callable:
+    """Run a lesson in a folder of its own; its numbers are those of the baseline."""
+    monkeypatch.setenv("COURSE_PLAIN", "1")  # run() sets it for good, and other tests follow in this process
 
+    def one(source: Path, **parameters) -> str:
+        numbers = run.run(source, smoke=True, out=tmp_path, parameters={"runs": str(tmp_path / "runs")} | parameters)
+        baseline = json.loads((run.BASELINES / f"{source.stem}.json").read_text())
+        assert not (complaints := run.compare(numbers, baseline)), "\n".join(complaints)
+        return (tmp_path / f"{source.stem}.ipynb").read_text()
 
-def check(source, numbers: dict) -> None:
-    baseline = json.loads((run.BASELINES / f"{source.stem}.json").read_text())
-    assert not (complaints := run.compare(numbers, baseline)), "\n".join(complaints)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def beside(request, tmp_path_factory) -> Iterator[tuple[Path, psutil.Popen]]:
-    """Most lessons run one after the other in a process of their own, while the others run here."""
-    wanted = [item.callspec.params["source"].stem for item in request.session.items if item.originalname == PLAIN]
-    folder = tmp_path_factory.mktemp("beside")
-    if wanted:
-        run.smoke_parameters(wanted[0])  # the data first: two at once would be in each other's way
-    with open(folder / "log", "w") as log:
-        process = psutil.Popen([sys.executable, "-c", BESIDE, folder, *wanted], cwd=ROOT, stdout=log, stderr=log)
-    yield folder, process
-    kill_tree([process])
+    return one
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("source", SLURM, ids=lambda source: source.stem)
-def test_lesson_with_jobs_runs_on_slurm(source, slurm, tmp_path):
-    run_and_compare(source, tmp_path)
+def test_lesson_with_jobs_runs_on_slurm(source, slurm, run_and_compare):
+    run_and_compare(source)
 
 
 @pytest.mark.parametrize("source", SLURM, ids=lambda source: source.stem)
-def test_lesson_with_jobs_has_the_same_numbers_without_slurm(source, no_slurm, tmp_path):
-    run_and_compare(source, tmp_path)
-    assert "not run here, but recorded" in (tmp_path / f"{source.stem}.ipynb").read_text()
+def test_lesson_with_jobs_has_the_same_numbers_without_slurm(source, no_slurm, run_and_compare):
+    assert "not run here, but recorded" in run_and_compare(source)
 
 
-def test_the_lesson_on_horovod_has_the_same_numbers_without_it(tmp_path):
+def test_the_lesson_on_horovod_has_the_same_numbers_without_it(run_and_compare):
     [source] = [one for one in LESSONS if one.stem == "10_horovod"]
-    run_and_compare(source, tmp_path, horovod=False)
-    assert "not run here, but recorded" in (tmp_path / f"{source.stem}.ipynb").read_text()
+    assert "not run here, but recorded" in run_and_compare(source, horovod=False)
 
 
-@pytest.mark.timeout(1500)
+def test_the_lesson_on_bert_has_the_same_numbers_without_minilm(run_and_compare, tmp_path):
+    [source] = [one for one in LESSONS if one.stem == "13_bert_squad"]
+    assert "not run here, but recorded" in run_and_compare(source, pretrained=str(tmp_path / "nothing"))
+
+
 @pytest.mark.parametrize("source", [one for one in LESSONS if one not in SLURM], ids=lambda source: source.stem)
-def test_lesson_runs_and_keeps_its_numbers(source, beside):
-    folder, process = beside
-    file = folder / source.stem / "found.json"
-    wait_until(lambda: file.exists() or process.poll() is not None, seconds=1400, every=0.5)
-    assert file.exists(), (folder / "log").read_text()
-    found = json.loads(file.read_text())
-    assert "error" not in found, found["error"]
-    check(source, found)
+def test_lesson_runs_and_keeps_its_numbers(source, run_and_compare):
+    run_and_compare(source)
 
 
 def test_notebooks_are_built_from_their_sources(capsys, monkeypatch):

@@ -26,13 +26,13 @@ from course_lib.launch import GUARD
 from course_lib.processes import kill_tree
 from course_lib.ranks import RanksError
 
-JOIN = """
+IMPORTS = """
 import os, sys, time
 import torch, torch.distributed as dist
 from course_lib import world
 from course_lib.config import Config
-here = world.start(Config(launcher="mpi", device="cpu", timeout=3))
 """
+JOIN = 'here = world.start(Config(launcher="mpi", device="cpu", timeout=%d))\n'
 # Starts ranks, tells the processes below it, and ends in one way or another when it is told to.
 STARTER = """
 import sys, psutil
@@ -52,10 +52,16 @@ INSIDE_A_JOB = {
     "PMI_SIZE": "1",
     "SLURM_CONF": "/kept/slurm.conf",
 }
+STRANGERS: set[int] = set()  # below this process since before these tests, such as multiprocessing's own helpers
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 # ---- what the tests need ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def strangers() -> None:
+    STRANGERS.update(below())
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +79,8 @@ def shared(shell) -> Iterable[ranks.Ranks]:
             patch.setenv(name, value)
         team = ranks.start(2)
     with team:
-        team.run(JOIN)
+        team.run(IMPORTS)  # all of them, or one would wait for the other's and not for long
+        team.run(JOIN % 3)
         yield team
 
 
@@ -99,7 +106,7 @@ def is_running(pid: int) -> bool:
 
 def below(pid: int | None = None) -> set[int]:
     """All that a process (this one) has started, and they in turn."""
-    return {child.pid for child in psutil.Process(pid).children(recursive=True) if is_running(child.pid)}
+    return {child.pid for child in psutil.Process(pid).children(recursive=True) if is_running(child.pid)} - STRANGERS
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:
@@ -154,7 +161,7 @@ def test_the_world_can_be_joined_again(shared):
     """A cell that is run once more; the group stays the same."""
     shared.run("before = dist.group.WORLD")
     for _ in range(5):
-        shared.run(JOIN, timeout=60)
+        shared.run(JOIN % 3, timeout=60)
     shared.run("same = dist.group.WORLD is before, here.world_size")
     assert shared["same"] == [(True, 2)] * 2
 
@@ -317,7 +324,7 @@ def test_ranks_end_with_the_program_that_started_them(starters, ending, code):
 def test_a_notebook_run_twice_by_papermill(tmp_path):
     cells = [
         "from course_lib import ranks\nteam = ranks.start(2)",
-        f"%%px{JOIN}x = torch.tensor([1.0 + here.rank])\ndist.all_reduce(x)\nprint(x)",
+        f"%%px{IMPORTS}{JOIN % 60}x = torch.tensor([1.0 + here.rank])\ndist.all_reduce(x)\nprint(x)",
         "team['x']",
     ]
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})

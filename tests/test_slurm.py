@@ -12,7 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from helpers import BIN, LOCAL, ROOT, ask, assert_same, cluster_script, result, start_cluster, wait_until
+from helpers import (
+    BIN,
+    LOCAL,
+    ROOT,
+    ask,
+    assert_same,
+    cluster_script,
+    remove_logs,
+    result,
+    start_cluster,
+    wait_until,
+    wait_until_idle,
+)
 
 from course_lib import results
 from course_lib.metrics import read_log
@@ -91,7 +103,8 @@ def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
     program.write_text(RANKS_IN_A_JOB)
     job = ["--ntasks=1", "--mem-per-cpu=500", f"--output={log}", f"--wrap={sys.executable} {program}"]
     number = ask(cluster, "sbatch", "--parsable", *job).strip()
-    wait_until(lambda: not ask(cluster, "squeue", "--noheader", f"--jobs={number}", "--states=PD,R,CG"))
+    asked = ["squeue", "--noheader", f"--jobs={number}", "--states=PD,R,CG"]
+    wait_until(lambda: not ask(cluster, *asked), every=0.5)
     printed = log.read_text()
     assert "all done" in printed, printed
     here = [line.split(maxsplit=5)[2:] for line in printed.splitlines() if line.startswith("[rank")]
@@ -99,15 +112,16 @@ def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
     assert here[0][0] == here[1][0]  # beside the job, on its node
     assert [line[0] for line in here[2:]] == ["node1", "node1", "node2", "node2"]
     assert here[5][3] == "[0, 1, 0, 1]"
-    wait_until(lambda: not ask(cluster, "squeue", "--noheader"))  # the second job has ended with its ranks
+    wait_until_idle(cluster)  # the second job has ended with its ranks
 
 
 @pytest.mark.integration
-def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base, tmp_path):
+@pytest.mark.timeout(1200)  # some forty ranks at once
+def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base, case_studies, tmp_path):
     """All at the same time: two nodes have room for them."""
-    config = base.replace(runs=str(tmp_path), max_steps=6, timeout=60)
+    config = base.replace(runs=str(tmp_path), max_steps=6, timeout=240)
     jobs = {path.stem: path for path in sorted((ROOT / "slurm").glob("[0-9]*.sbatch"))}
-    assert len(jobs) == 9
+    assert len(jobs) == 12
     jobs["09_by_srun"] = jobs["09_mpi"]
     if not find_spec("horovod"):  # optional; that CI has it is a test of its own
         del jobs["10_horovod"]
@@ -115,22 +129,28 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
     environment["PATH"] = f"{BIN}:{environment['PATH']}"  # of the venv that runs this test, wherever it is
     for name, path in jobs.items():
         environment["MPI_LAUNCH"] = "srun --mpi=pmi2" if name == "09_by_srun" else ""
-        words = [word for word in config.replace(name=name).arguments() if not word.startswith("--data")]
-        words += [] if name == "02_data" else [f"--data={config.data}"]  # that one stages what DATA names
+        own = config.replace(name=name, **case_studies.get(name, {}))
+        words = [
+            word for word in own.arguments() if not (name == "02_data" and word.startswith("--data"))
+        ]  # it has DATA
         command = ["sbatch", f"--output={tmp_path / name}.log", path, *words]
         subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
-    wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=480)
+    wait_until_idle(cluster, seconds=900)
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in jobs}
     assert all(log.count("done: ") == 1 for log in logs.values()), logs
     ends = {name: read_log(config.replace(name=name).run) for name in jobs}
     places = {name: (events[0]["world_size"], events[0]["nodes"]) for name, events in ends.items()}
-    four = ("04_ddp", "05_launch", "08_sharding", "09_mpi", "09_by_srun", "10_horovod")
+    four = ("04_ddp", "05_launch", "08_sharding", "09_mpi", "09_by_srun", "10_horovod", "11_lightning", *case_studies)
     alone = ("01_baseline", "02_data", "03_data_parallel")
     expected = dict.fromkeys(alone, (1, 1)) | dict.fromkeys(four, (4, 2)) | {"07_model_parallel": (2, 2)}
     assert places == {name: expected[name] for name in jobs}
     ddp = result(config.replace(name="04_ddp"))
     for name in ("05_launch", "09_mpi", "09_by_srun"):  # whoever starts them on two nodes: bit for bit
         assert_same(result(config.replace(name=name)), ddp)
+    by_lightning = result(config.replace(name="11_lightning"))  # its optimizer also remembers a schedule
+    for part in ("model", "position", "log"):
+        assert_same(by_lightning[part], ddp[part])
+    assert_same(by_lightning["optimizer"]["state"], ddp["optimizer"]["state"])
     if "10_horovod" in jobs:
         torch.testing.assert_close(result(config.replace(name="10_horovod"))["model"], ddp["model"])
 
@@ -140,11 +160,11 @@ def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, ba
     """Jobs of the same global batch with two seeds, one after the other, then the one that waits for all of them."""
     flags = base.replace(global_batch=8, max_steps=4).arguments()
     words = [word for word in flags if not word.startswith(("--runs", "--batch"))]
-    printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2%1", "--seeds=0,1", "--name=swept-by-slurm", *words)
-    *jobs, plot = re.match(r"jobs (\d+) (\d+) train on 1,2%1 ranks; then (\d+) writes", printed).groups()
-    folder = ROOT / "runs" / "swept-by-slurm"
+    folder = ROOT / "runs" / f"swept-by-slurm-{os.getpid()}"
     try:
-        wait_until(lambda: not ask(cluster, "squeue", "--noheader"), seconds=480)
+        printed = ask(cluster, ROOT / "slurm/sweep.sh", "1,2%1", "--seeds=0,1", f"--name={folder.name}", *words)
+        assert re.match(r"jobs \d+ \d+ train on 1,2%1 ranks; then \d+ writes", printed)
+        wait_until_idle(cluster, seconds=480)
         assert (folder / "scaling.png").stat().st_size > 10_000
         rows = results.summarise(results.collect(folder))
         assert [(row["ranks"], row["seeds"]) for row in rows] == [(1, 2), (2, 2)]
@@ -152,8 +172,7 @@ def test_a_sweep_trains_on_each_number_of_ranks_and_draws_its_figure(cluster, ba
     finally:
         ask(cluster, "scancel", "--me")
         shutil.rmtree(folder, ignore_errors=True)
-        for log in [ROOT / "runs" / f"sweep-{job}.log" for job in jobs] + [ROOT / "runs" / f"sweep_plot-{plot}.log"]:
-            log.unlink(missing_ok=True)
+        remove_logs(cluster)
 
 
 @pytest.mark.integration

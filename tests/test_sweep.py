@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run_module
-from helpers import ROOT, ask, assert_same, environment, result, wait_until
+from helpers import ask, assert_same, environment, remove_logs, result, wait_until, wait_until_idle
 
 from course_lib import results, sweep
 from course_lib.config import Config, UserError
@@ -102,7 +102,8 @@ def test_a_killed_sweep_leaves_no_ranks_and_goes_on(small):
         wait_until((first / "checkpoint.pt").exists)
         process.send_signal(signal.SIGKILL)
     said = f"--runs={small.run}"
-    wait_until(lambda: said not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout)
+    listed = ["ps", "axww"]
+    wait_until(lambda: said not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout, every=0.2)
     rows = sweep.run(small, [2])
     assert [(row["ranks"], row["seeds"]) for row in rows] == [(2, 1)]
     starts = [event["step"] for event in read_log(first, repeats=True) if event["event"] == "start"]
@@ -167,8 +168,7 @@ def test_a_notebook_submits_it_and_gets_the_same_rows(slurm, small, swept):
         with pytest.raises(RanksError, match=r"jobs \d+ have ended without ddp-2-ranks-seed-0: look at runs/sweep-"):
             sweep.run(small.replace(name="too-large", batch=40), [2], slurm=True)
     finally:
-        for log in (ROOT / "runs").glob("sweep*.log"):
-            log.unlink()
+        remove_logs(slurm)
 
 
 @pytest.mark.integration
@@ -190,13 +190,12 @@ def test_interrupted_and_run_again_it_finds_its_jobs_instead_of_submitting_them_
         assert sweep.submit(small, [1], [0, 1])[0] not in waited[0]
         ask(slurm, "scancel", str(in_the_way))
         assert [row["seeds"] for row in sweep.run(small, [1], [0, 1], slurm=True)] == [2]
-        wait_until(lambda: not ask(slurm, "squeue", "--noheader"), seconds=240)
+        wait_until_idle(slurm)
         logs = [read_log(run, repeats=True) for run in small.run.glob("ddp-*")]
         assert [[event["event"] for event in log].count("start") for log in logs] == [1, 1, 1]
     finally:
         ask(slurm, "scancel", "--me")
-        for log in (ROOT / "runs").glob("sweep*.log"):
-            log.unlink()
+        remove_logs(slurm)
 
 
 # ---- from logs to rows -----------------------------------------------------------------------------------------------------
