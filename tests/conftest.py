@@ -135,7 +135,7 @@ def tiny_bert(errands, tmp_path_factory) -> Path:
 def case_studies(drawn, errands, tiny_bert) -> dict[str, dict]:
     """What the jobs of lessons 12 and 13 need instead of the years."""
     return {
-        "12_rnn_digits": {"data": str(drawn)},
+        "12_rnn_digits": {"data": str(drawn), "global_batch": 8},
         "13_bert_squad": {"data": str(errands), "pretrained": str(tiny_bert), "tokens": 96, "stride": 16},
     }
 

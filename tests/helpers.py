@@ -128,7 +128,13 @@ def use_no_slurm(patch: pytest.MonkeyPatch, path: str) -> None:
 
 def wait_until_idle(folder: Path, *, seconds: float = 240) -> None:
     """Until this Slurm has no job any more. Not all the time: every question is a program that is started."""
-    wait_until(lambda: not ask(folder, "squeue", "--noheader"), seconds=seconds, every=0.5)
+
+    def is_idle() -> bool:
+        queue = ask(folder, "squeue", "--noheader")
+        assert "(PartitionTimeLimit)" not in queue, f"one can never start:\n{queue}"
+        return not queue
+
+    wait_until(is_idle, seconds=seconds, every=0.5)
 
 
 def remove_logs(folder: Path) -> None:

@@ -135,7 +135,10 @@ def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base
         ]  # it has DATA
         command = ["sbatch", f"--output={tmp_path / name}.log", path, *words]
         subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
-    wait_until_idle(cluster, seconds=900)
+    try:
+        wait_until_idle(cluster, seconds=900)
+    finally:
+        ask(cluster, "scancel", "--me")  # or the tests that follow would wait for them too
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in jobs}
     assert all(log.count("done: ") == 1 for log in logs.values()), logs
     ends = {name: read_log(config.replace(name=name).run) for name in jobs}

@@ -73,7 +73,7 @@ def read(path: Path) -> Squad:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise UserError(f"{path} is not in SQuAD's format ({reason}; last question: {asked!r}); {MAKE}") from error
     if len(flaws) > FLAWS * (len(flaws) + len(questions)):
-        raise UserError(f"{path}: {flaws[0]} ({len(flaws)} such questions); correct the file")
+        raise UserError(f"{path}: {flaws[0]} (nor in {len(flaws) - 1} other questions); correct the file")
     if flaws:
         print(
             f"{path}: {len(flaws)} of {len(flaws) + len(questions)} questions left out: {flaws[0]} …", file=sys.stderr
