@@ -11,6 +11,7 @@ from lessons import build, run
 
 LESSONS = build.sources()
 SLURM = [source for source in LESSONS if "jobs.find_cluster()" in source.read_text()]
+pytestmark = pytest.mark.timeout(1200)  # a lesson starts many ranks, and its neighbour too
 
 
 @pytest.fixture
