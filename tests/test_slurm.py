@@ -118,7 +118,7 @@ def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
 @pytest.mark.integration
 @pytest.mark.timeout(1200)  # some forty ranks at once
 def test_every_job_trains_and_four_ranks_agree_whoever_starts_them(cluster, base, case_studies, tmp_path):
-    """All at the same time: two nodes have room for them."""
+    """All at the same time, as far as two nodes have room for them."""
     config = base.replace(runs=str(tmp_path), max_steps=6, timeout=240)
     jobs = {path.stem: path for path in sorted((ROOT / "slurm").glob("[0-9]*.sbatch"))}
     assert len(jobs) == 12
