@@ -263,7 +263,7 @@ def test_a_registry_out_of_reach_is_one_line(tmp_path, monkeypatch):
 
 def test_with_ci_a_skipped_integration_test_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setenv("CI", "true")
-    for name in ("conftest.py", "helpers.py"):
+    for name in ("conftest.py", "helpers.py", "units.py"):
         shutil.copy(Path(__file__).parent / name, tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"

@@ -8,7 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 # second in which it starts, the ranks of a job meet at a port that follows from its number, and two clusters may clash.
 TOGETHER = {
     "cluster": ("test_reliability", "test_slurm", "test_jobs", "test_sweep"),
-    "trained": ("test_ddp", "test_mpi", "test_timeline"),
+    "trained": ("test_ddp", "test_fabric", "test_lit", "test_mpi", "test_timeline"),
 }
 SPREAD = ("test_benchmarks", "test_lessons")  # each test is long, and none needs another
 
