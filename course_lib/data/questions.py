@@ -13,13 +13,11 @@ Validation is about other things and other people, in other words: none of them 
 """
 
 import json
-import os
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from course_lib.config import UserError
+from course_lib.data.folder import fill
 
 THINGS = {
     "mammal": "dog cat horse cow pig goat sheep rabbit donkey camel monkey fox wolf bear lion tiger",
@@ -65,18 +63,13 @@ LONG = 8  # one paragraph in so many is about three people, and too long for a s
 
 def make(out: Path, *, count: int, seed: int = 0) -> None:
     """Fill a folder with train.json and valid.json unless it is filled; it appears as a whole or not at all."""
-    wanted, about = f"generated questions, {count} paragraphs, seed {seed}", out / "about.json"
-    if about.exists():
-        if (was := json.loads(about.read_text())["source"]) != wanted:
-            raise UserError(f"{out} holds '{was}', not '{wanted}': delete it or choose another --out")
-        print(f"{out}: {wanted}, are there")
-        return
-    with tempfile.TemporaryDirectory(dir=out) as folder:
-        files = {**write(count, seed), "about.json": {"source": wanted}}  # which says that all is there comes last
-        for name, content in files.items():
-            (Path(folder) / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(Path(folder) / name, out / name)
-    print(f"{out}: {wanted}")
+
+    def files(folder: Path) -> list[Path]:
+        for name, content in write(count, seed).items():
+            (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return [folder / name for name in ("train.json", "valid.json")]
+
+    fill(out, f"generated questions, {count} paragraphs, seed {seed}", files)
 
 
 def write(count: int, seed: int = 0) -> dict[str, dict]:
