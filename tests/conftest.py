@@ -103,22 +103,23 @@ def trained(base) -> dict[str, Config]:
     return configs
 
 
+def make_data(kind: str, out: Path, *, count: int) -> Path:
+    """A folder of generated data, by the real command."""
+    done = run_module("course_lib.data.make", "--kind", kind, "--out", out, "--count", count)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory) -> Path:
     """130 generated digits, 13 of each: 110 to train on, 20 to judge by."""
-    out = tmp_path_factory.mktemp("drawn") / "digits"
-    done = run_module("course_lib.data.make", "--kind", "digits", "--out", out, "--count", 130)
-    assert done.returncode == 0, done.stderr
-    return out
+    return make_data("digits", tmp_path_factory.mktemp("drawn") / "digits", count=130)
 
 
 @pytest.fixture(scope="session")
 def errands(tmp_path_factory) -> Path:
     """Questions and answers, made by the real command: 40 paragraphs to train on, 8 to judge by."""
-    out = tmp_path_factory.mktemp("asked") / "questions"
-    done = run_module("course_lib.data.make", "--kind", "questions", "--out", out, "--count", 40)
-    assert done.returncode == 0, done.stderr
-    return out
+    return make_data("questions", tmp_path_factory.mktemp("asked") / "questions", count=40)
 
 
 @pytest.fixture(scope="session")
