@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from course_lib.jobs import Job
 
 LOST = re.compile(
-    r"(?i)gloo|nccl|pair closure|connection|timed out|timeout"
-)  # said by those whom another rank has left
+    r"(?i)\bgloo|nccl|pair closure|connection|timed out|timeout"
+)  # said by those whom another rank has left; ProcessGroupGloo's words are about one's own tensors
 
 
 class RanksError(RuntimeError):

@@ -31,8 +31,9 @@ def read_flight_records(folder: str | Path) -> Table:
     ranks = []
     for path in sorted(Path(folder).glob("flight.*.json"), key=lambda path: int(path.suffixes[-2][1:])):
         ranks.append(int(path.suffixes[-2][1:]))
-        for entry in json.loads(path.read_text())["entries"]:
-            name, shape = entry["profiling_name"].partition(":")[2], "×".join(map(str, entry["input_sizes"][0]))
-            rows.setdefault(entry["collective_seq_id"], {})[ranks[-1]] = f"{name} ({shape})"
+        for entry in json.loads(path.read_text()).get("entries", []):  # none before the first collective
+            name, sizes = entry["profiling_name"].partition(":")[2], entry["input_sizes"]
+            shape = f" ({'×'.join(map(str, sizes[0]))})" if sizes else ""  # a barrier sends nothing
+            rows.setdefault(entry["collective_seq_id"], {})[ranks[-1]] = name + shape
     titles = ("collective", *(f"rank {rank}" for rank in ranks))
     return Table(titles, [(number, *(row.get(rank, "–") for rank in ranks)) for number, row in sorted(rows.items())])

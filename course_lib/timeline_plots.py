@@ -126,7 +126,8 @@ def schedules(plans: Mapping[str, Sequence[Sequence]]) -> None:
 
 def collective(name: str, before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> None:
     """What every rank holds before and after a collective; a value keeps the colour of the rank that it came from."""
-    figure, axes = new_axes(height=0.55 * len(before) + 0.7, columns=2)
+    rows = max(len(before), len(after))
+    figure, axes = new_axes(height=0.55 * rows + 0.7, columns=2)
     origin = {}
     for rank, values in enumerate(before):
         for value in values:
@@ -138,8 +139,8 @@ def collective(name: str, before: Sequence[Sequence[float]], after: Sequence[Seq
                 colour = origin.get(float(value), GREY)
                 axis.add_patch(plt.Rectangle((place, -rank), 0.9, 0.8, color=colour, alpha=0.35))
                 axis.text(place + 0.45, 0.4 - rank, f"{float(value):g}", ha="center", va="center", fontsize=10)
-        axis.set(xlim=(-0.1, max(longest, 4)), ylim=(-len(before) + 0.9, 1), title=title, xticks=[])
-        axis.set_yticks([0.4 - rank for rank in range(len(before))], [f"rank {rank}" for rank in range(len(before))])
+        axis.set(xlim=(-0.1, max(longest, 4)), ylim=(-rows + 0.9, 1), title=title, xticks=[])
+        axis.set_yticks([0.4 - rank for rank in range(len(ranks))], [f"rank {rank}" for rank in range(len(ranks))])
         axis.spines[:].set_visible(False)
         axis.tick_params(length=0)
     plt.show()

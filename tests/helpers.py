@@ -73,7 +73,8 @@ def environment(**variables: str) -> dict[str, str]:
 
 def torchrun(ranks: int, *words: object) -> tuple[int, str]:
     """Run a program on so many ranks to its end: (exit code, all that was printed). A hang is a failure."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    forking = Path(__file__).with_name("forking_torchrun.py")
+    launcher = [sys.executable, str(forking), "--standalone", f"--nproc-per-node={ranks}"]
     code, output = processes.run([*launcher, *map(str, words)], timeout=240)
     assert code is not None, f"the ranks hang:\n{output}"
     return code, output

@@ -10,7 +10,7 @@ TOGETHER = {
     "cluster": ("test_reliability", "test_slurm", "test_jobs", "test_sweep"),
     "trained": ("test_ddp", "test_fabric", "test_lit", "test_mpi", "test_timeline"),
 }
-SPREAD = ("test_benchmarks", "test_lessons")  # each test is long, and none needs another
+SPREAD = ("test_benchmarks", "test_grading", "test_lessons")  # each test is long, and none needs another
 
 
 def unit_of(nodeid: str) -> str:
