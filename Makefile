@@ -8,19 +8,21 @@ INSTALLED := $(VENV)/.installed
 WORKERS ?= 2
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test setup notebooks data run bench horovod cluster cluster-down pins clean
+.PHONY: help lab test setup notebooks data run bench horovod cluster cluster-down course-report release pins clean
 
 help:  ## print this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 15
 
 lab: setup  ## set everything up, then open JupyterLab on the first lesson
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(LAB_FLAGS)
 
 test: setup  ## set everything up, then run every test: library, lessons through papermill, exercises, jobs
+	@[ -d tests ] || { echo "tests are in the authors' repository, not in a learner's archive" >&2; exit 2; }
 	@$(RUN) -m pytest $(or $(TESTS),-n $(WORKERS))
 
 setup: $(INSTALLED) data  ## venv, pinned packages, notebooks, data
 	@mkdir -p runs
+	@$(RUN) -m compileall -q course_lib lessons
 	@$(RUN) -m lessons.build
 
 notebooks: $(INSTALLED)  ## for authors: build notebooks/ from lessons/, whatever is in the way
@@ -48,8 +50,14 @@ cluster:  ## start a real Slurm with two nodes on this machine
 cluster-down:  ## stop it
 	@slurm/local/down.sh
 
+course-report: setup  ## for who gives the course: run everything here, write a page of times, memory and needs (SMOKE=1: small sizes)
+	@$(RUN) -m lessons.report $(if $(SMOKE),--smoke)
+
+release: $(INSTALLED)  ## for who gives the course: pack what learners get, without solutions
+	@$(RUN) -m lessons.release
+
 pins: $(INSTALLED)  ## write constraints.txt anew from what is installed
-	@{ head -n 1 constraints.txt; $(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | sed 's/+cpu$$//'; } > constraints.new
+	@{ head -n 1 constraints.txt; $(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | sed -e 's/+cpu$$//' -e '/ @ /d'; } > constraints.new
 	@mv constraints.new constraints.txt
 
 clean:  ## remove the venv and the data; your runs/ stay

@@ -180,4 +180,6 @@ numbers(ranks=len(sums), sum_over_ranks=sums[0], sum_in_cells=answers[0])
 # - A launcher starts the ranks and tells them their place through the environment.
 # - `ranks.start` keeps ranks waiting for this notebook; `%%px` cells run on all of them.
 #
+# **Exercise:** [ex00](../exercises/ex00_start/ex00_start.ipynb), who does what.
+#
 # **Next:** [01 · Baseline](01_baseline.ipynb), one device, and where its time and memory go.

@@ -423,4 +423,6 @@ numbers(
 # - Convolutions take the time, activations take the memory; the memory was predicted to one per cent.
 # - The same code learned from simulated and from real weather.
 #
+# **Exercise:** [ex01](../exercises/ex01_baseline/ex01_baseline.ipynb), A large batch, and what a layer costs.
+#
 # **Next:** [02 · Data](02_data.ipynb): what if the years do not fit into memory, and reading takes as long as computing?

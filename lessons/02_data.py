@@ -421,4 +421,6 @@ numbers(
 # - Private memory stays flat as the years grow, and the numbers stay the same to the last bit.
 # - Loading can hide behind computing: a step takes max(load, compute) instead of their sum.
 #
+# **Exercise:** [ex02](../exercises/ex02_data/ex02_data.ipynb), years on disk, batches ahead.
+#
 # **Next:** [03 · DataParallel](03_data_parallel.ipynb). One device now waits as little as it can; the next lessons add more.

@@ -369,4 +369,6 @@ numbers(
 # - One Python drives all devices; with small work it makes them slower than one.
 # - The first device needs the most memory and decides the batch for all.
 #
+# **Exercise:** [ex03](../exercises/ex03_data_parallel/ex03_data_parallel.ipynb), one batch, several devices.
+#
 # **Next:** [04 · DDP](04_ddp.ipynb), one process per device, without a first one.

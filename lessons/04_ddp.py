@@ -776,4 +776,7 @@ numbers(
 #   that is for lessons 07 and 08.
 # - Sampler and epoch, (sum, count), learning rate and BatchNorm are where data parallel training goes wrong silently.
 #
+# **Exercise:** [ex04](../exercises/ex04_ddp/ex04_ddp.ipynb), gradients that agree.
+# Then [lab 1](../exercises/lab1_break_it/lab1_break_it.ipynb), in which things break.
+#
 # **Next:** [05 · Launch](05_launch.ipynb), on one node and on many, with restarts, checkpoints and Slurm.

@@ -632,4 +632,7 @@ numbers(
 # - A Slurm job that is told in good time saves, stops and comes back, as often as it takes.
 # - For hangs: short time-outs, the Flight Recorder, py-spy, and the debug mode. Look for the rank that differs.
 #
+# **Exercise:** [ex05](../exercises/ex05_launch/ex05_launch.ipynb), what survives a death.
+# Then [lab 2](../exercises/lab2_break_it/lab2_break_it.ipynb), in which things break.
+#
 # **Next:** [06 · Scaling](06_scaling.ipynb): how much faster are more ranks, and when do they stop helping?

@@ -722,4 +722,6 @@ numbers(
 # - Samples per second are not results: a larger batch means fewer steps. A scaled rate with warm-up helps, within limits.
 # - A test set that changes with the number of ranks makes numbers move that should not: sums and counts of everything.
 #
+# **Exercise:** [ex06](../exercises/ex06_scaling/ex06_scaling.ipynb), predict, measure, compare.
+#
 # **Next:** [07 · Model parallel](07_model_parallel.ipynb): when the net does not fit on one device.

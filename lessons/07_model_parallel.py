@@ -672,4 +672,6 @@ numbers(
 # - Strips have no bubble and send the seams only; every layer that looks beyond its place has to be taught to ask.
 # - Every one of them equals the training of one process, and so does a 2 × 2 mesh of pipelines and DDP.
 #
+# **Exercise:** [ex07](../exercises/ex07_model_parallel/ex07_model_parallel.ipynb), stages and strips.
+#
 # **Next:** [08 · Sharding](08_sharding.ipynb): keep the model in one piece, but store each weight only once.

@@ -696,4 +696,7 @@ numbers(
 # - FSDP gathers blocks, tensor parallel never does; a convolution is cut by its channels.
 # - A checkpoint in parts belongs to no number of ranks.
 #
+# **Exercise:** [ex08](../exercises/ex08_sharding/ex08_sharding.ipynb), every number once.
+# Then [lab 3](../exercises/lab3_break_it/lab3_break_it.ipynb), in which things break.
+#
 # **Next:** [09 · MPI](09_mpi.ipynb): the messages themselves, and the ring by hand.

@@ -569,4 +569,6 @@ numbers(
 # - Whoever averages the gradients, MPI, a ring by hand or DDP, and whoever starts the ranks: the weights are the same.
 # - The wrong launcher gives silent worlds of one. Compare the size of the world with what was launched.
 #
+# **Exercise:** [ex09](../exercises/ex09_mpi/ex09_mpi.ipynb), collectives made of messages.
+#
 # **Next:** [10 · Horovod](10_horovod.ipynb): the library that brought MPI's all-reduce to deep learning.

@@ -389,4 +389,6 @@ numbers(
 # - The learning rate follows the ranks by the same rule in both.
 # - To replace it, go through the table of its lines, and prove the result equal.
 #
-# **Next:** 11 · Lightning: the loop itself is somebody else's.
+# **Exercise:** [ex10](../exercises/ex10_horovod/ex10_horovod.ipynb), what Horovod does.
+#
+# **Next:** [11 · Lightning](11_lightning.ipynb): the loop itself is somebody else's.

@@ -162,8 +162,8 @@ show(lit.LitModel.training_step, lit.LitModel.validation_step, lit.LitModel.on_v
 
 # %% [markdown]
 # The score is made as in lesson 04: each rank has sums, the sums are added over all ranks, and only then something is
-# divided. Lightning's own `self.log(…, sync_dist=True)` would average the ranks' means, which is wrong where shards are
-# uneven.
+# divided. Lightning's own `self.log(…, sync_dist=True)` does not give that where shards are uneven; exercise 11 shows what
+# it gives.
 #
 # Data have a class of their own, the **LightningDataModule**. `prepare_data` runs on one rank of each node, `setup` on every
 # one, and the loaders belong to a rank:
@@ -496,4 +496,6 @@ curves.stop()
 # - Callbacks and loggers are where everything else goes: checkpoints, early stopping, learning rates, TensorBoard.
 # - The Trainer costs a fixed time for each step; whether that is much depends on the step.
 #
-# **Next:** 12 · A recurrent net reads digits: a case study with Fabric.
+# **Exercise:** [ex11](../exercises/ex11_lightning/ex11_lightning.ipynb), what Lightning asks of you.
+#
+# **Next:** [12 · A recurrent net reads digits](12_rnn_digits.ipynb): a case study with Fabric.

@@ -428,4 +428,6 @@ numbers(
 # - DDP ends with the weights of one device, to rounding; with the same global batch the accuracy stays.
 # - DataParallel copies weights and gradients in every step, and its threads share one Python; DDP has one message and many.
 #
-# **Next:** 13 · BERT answers questions, with Lightning.
+# **Exercise:** [ex12](../exercises/ex12_rnn_digits/ex12_rnn_digits.ipynb), A recurrent net on several ranks.
+#
+# **Next:** [13 · BERT answers questions](13_bert_squad.ipynb), with Lightning.

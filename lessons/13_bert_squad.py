@@ -521,4 +521,6 @@ numbers(
 # - Pretrained weights know words that the training never shows; random ones score what "no answer" scores.
 # - DDP and FSDP are a word in Lightning, equal to one process; FSDP keeps 1/*n*, counted.
 #
-# **Next:** the exercises, and your own net.
+# **Exercise:** [ex13](../exercises/ex13_bert_squad/ex13_bert_squad.ipynb), answers from windows.
+#
+# **Next:** your own net.

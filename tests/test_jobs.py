@@ -72,6 +72,7 @@ def on_slurm(cluster, small, tmp_path_factory) -> Iterator[dict[str, Job]]:
             "mistake": submit("01_baseline", train_years="1870", **one, **asked),
             "broken": submit("04_ddp", max_steps=3, timeline=1, name="broken", **one, **asked),
             "killed": submit("05_launch", ntasks_per_node=1, **ENDLESS, **asked),
+            "held": submit("01_baseline", hold=True, seed=7, **one, **asked),
         }
     yield found
     with pytest.MonkeyPatch.context() as patch:
@@ -564,7 +565,7 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(slurm, on_slurm):
 
 @pytest.mark.integration
 def test_while_slurm_does_not_answer_nothing_is_submitted_twice(silent, on_slurm):
-    job = on_slurm["late"]
+    job = on_slurm["held"]
     status = job.status()
     assert status.state == "UNKNOWN" and "Unable to contact slurm controller" in status.reason and not status.finished
     assert ask_for(job) == job
@@ -578,10 +579,10 @@ def test_while_slurm_does_not_answer_nothing_is_submitted_twice(silent, on_slurm
 @pytest.mark.integration
 def test_a_job_of_a_cluster_seen_from_a_machine_without_slurm(no_slurm, on_slurm):
     """The folder is shared, or was copied."""
-    assert str(on_slurm["late"].status()) == "unknown (exit code 127: scontrol is not installed here)"
-    assert ask_for(on_slurm["late"]) == on_slurm["late"]
+    assert str(on_slurm["held"].status()) == "unknown (exit code 127: scontrol is not installed here)"
+    assert ask_for(on_slurm["held"]) == on_slurm["held"]
     with pytest.raises(JobError, match="could not be cancelled: .*scancel is not installed here"):
-        on_slurm["late"].cancel()
+        on_slurm["held"].cancel()
     assert on_slurm["ddp"].wait().state == "COMPLETED"
 
 
@@ -652,7 +653,7 @@ def test_accounting_that_knows_nothing(printed, code, tmp_path, monkeypatch):
 
 @pytest.mark.integration
 def test_accounting_remembers_what_the_controller_has_forgotten(slurm, on_slurm, tmp_path, monkeypatch):
-    job = dataclasses.replace(on_slurm["late"], number=1)
+    job = dataclasses.replace(on_slurm["late"], number=1, log_file=str(tmp_path / "log"))  # beside it, how a job ended
     wait_until(lambda: has_steps(job), every=0.1)
     assert scheduler.ask_accounting(1, job.key) is None and job.status().state == "LOST"  # there is none here
     use_sacct(monkeypatch, tmp_path, f"TIMEOUT|None|00:01:25|00:01:00|node1|{job.key}")

@@ -219,3 +219,33 @@ def test_stopped_twice_nothing_is_left(cluster):
         cluster_script("up.sh", folder)
         assert len(daemons(folder)) == 4
     assert daemons(cluster) == others
+
+
+def submit_and_wait(cluster: Path, log: Path, *words: object, **variables: str) -> str:
+    """Submit one of the course's scripts from the repository's folder; what its job printed."""
+    environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf"), **variables}
+    environment["PATH"] = f"{BIN}:{environment['PATH']}"
+    command = ["sbatch", f"--output={log}", *map(str, words)]
+    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
+    wait_until_idle(cluster, seconds=480)
+    return log.read_text()
+
+
+@pytest.mark.integration
+def test_the_preflight_asks_the_doctor_on_every_node(cluster, tmp_path):
+    said = submit_and_wait(cluster, tmp_path / "log", "slurm/preflight.sbatch")
+    assert "0: on node1" in said and "1: on node2" in said
+    assert said.rstrip().endswith("2 of 2 nodes can run the course"), said
+
+
+@pytest.mark.integration
+def test_a_class_is_graded_on_two_nodes_at_once(cluster, tmp_path):
+    """As one by one (test_grading.py): full marks for the solution, none for the stub."""
+    name = "ex00_start"
+    for student, folder in {"ada": "solutions", "bob": "exercises", "eve": "exercises"}.items():
+        shutil.copytree(ROOT / folder / name, tmp_path / "submitted" / student / name)
+    words = ["--nodes=2", "--ntasks=2", "slurm/grade.sbatch", name]
+    said = submit_and_wait(cluster, tmp_path / "log", *words, COURSE_GRADING=str(tmp_path))
+    marks = {line.split()[0]: line.split()[2:] for line in said.splitlines() if name in line}
+    best = marks["ada"][-1]
+    assert marks == {"ada": [best, "of", best], "bob": ["0", "of", best], "eve": ["0", "of", best]}, said

@@ -1,0 +1,71 @@
+"""Pack the course as learners get it: without solutions, hidden tests, their sources, and what only the authors need.
+
+python -m lessons.release          # writes runs/release/course.tar.gz
+
+The same files give the same archive, byte for byte. It holds what git knows, so commit first.
+"""
+
+import argparse
+import gzip
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from course_lib.config import UserError, run_main
+from lessons.build import ROOT
+
+KEPT_BACK = (
+    "solutions/",
+    "lessons/exercises/",
+    "lessons/grade.py",
+    "lessons/release.py",
+    "lessons/report.py",
+    "lessons/TEACHING.md",
+    "slurm/grade.sbatch",
+    "nbgrader_config.py",
+    "tests/",
+    "benchmarks/",
+    ".ci/run",
+)
+
+
+def files() -> list[str]:
+    """What learners get, in order."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{ROOT} is no git repository, so nobody can tell what belongs to the course; clone it")
+    return sorted(
+        name for name in done.stdout.splitlines() if not name.startswith(KEPT_BACK) and (ROOT / name).exists()
+    )
+
+
+def pack(path: Path) -> int:
+    """Write the archive, whole or not at all; how many files it has."""
+    content, names = io.BytesIO(), files()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name in names:
+            entry = archive.gettarinfo(ROOT / name, f"course/{name}")
+            entry.mtime = entry.uid = entry.gid = 0
+            entry.uname = entry.gname = ""
+            with open(ROOT / name, "rb") as file:
+                archive.addfile(entry, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".half")
+    half.write_bytes(gzip.compress(content.getvalue(), mtime=0))
+    half.replace(path)
+    return len(names)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lessons.release", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "release" / "course.tar.gz", help="the archive")
+    options = parser.parse_args()
+    count = pack(options.out)
+    print(f"wrote {options.out}: {count} files, {options.out.stat().st_size / 2**20:.1f} MB; no solution is among them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

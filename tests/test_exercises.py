@@ -1,0 +1,91 @@
+"""Every lesson has an exercise, with hints and a picture, and wrong answers are told what is wrong."""
+
+import re
+
+import matplotlib
+import pytest
+from exercise_cells import code_cells, grade_id, new_names, open_notebook, run_cell, wrong_answers
+
+from course_lib.checks import WrongAnswer
+from course_lib.trial import TrialError, prepare
+from lessons import build
+from lessons.build import exercise_sources, sources
+
+matplotlib.use("agg")
+prepare("torch._dynamo", "lightning")  # what any of the exercises asks for
+NAMES = [source.stem for source in exercise_sources()]
+EXERCISES = [name for name in NAMES if name.startswith("ex")]
+
+
+def test_every_lesson_has_an_exercise():
+    assert sorted({name[2:4] for name in EXERCISES}) == [source.stem[:2] for source in sources()]
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_wrong_answers_are_told_what_is_wrong(name, capsys):
+    cells = code_cells(open_notebook("solutions", name))
+    names = new_names()
+    for cell in cells:
+        if not cell.metadata.nbgrader.grade:  # that the solutions are right is known from test_grading.py
+            run_cell(cell.source, names)
+    tasks = {grade_id(cell).removeprefix("write-"): cell for cell in cells if cell.metadata.nbgrader.solution}
+    wrong = wrong_answers(name)
+    assert len(wrong) >= 2 and len(tasks) >= 2  # or nothing could be half done
+    assert {one.task for one in wrong} == set(tasks), "each task has a wrong answer"
+    for one in wrong:
+        checks = [cell for cell in cells if re.fullmatch(rf"check-{one.task}(-.+)?", grade_id(cell))]
+        run_cell(one.code, names)
+        with pytest.raises((WrongAnswer, TrialError)) as caught:
+            for cell in checks:
+                run_cell(cell.source, names)
+        assert one.words in str(caught.value), f"{one.task}: {caught.value}"
+        run_cell(tasks[one.task].source, names)
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_each_task_has_three_hints_and_a_picture(name):
+    notebook = open_notebook("exercises", name)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    tasks = sum(cell.metadata.nbgrader.solution for cell in code_cells(notebook))
+    assert [text.count(f"<summary>Hint {number}</summary>") for number in (1, 2, 3)] == [tasks] * 3
+    assert sum("plots." in cell.source for cell in code_cells(notebook) if "import" not in cell.source) >= 1
+
+
+TASK = """# %% [markdown]
+# # Title
+
+# %% solution="one"
+def one():
+    ### BEGIN SOLUTION
+    return 1
+    ### END SOLUTION
+
+
+# %% check="one" points=1
+assert one() == 1
+### BEGIN HIDDEN TESTS
+assert one() == 1.0
+### END HIDDEN TESTS
+"""
+
+
+def test_what_is_built_and_that_work_in_it_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    source = tmp_path / "lessons" / "exercises" / "ex00_x.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(TASK)
+    monkeypatch.setattr("sys.argv", ["build"])
+    assert build.main() == 0
+    stub, solution = (tmp_path / folder / "ex00_x" / "ex00_x.ipynb" for folder in ("exercises", "solutions"))
+    assert "return 1" in solution.read_text() and "HIDDEN" in solution.read_text()
+    assert "return 1" not in stub.read_text() and "HIDDEN" not in stub.read_text() and "1.0" not in stub.read_text()
+    assert '"points": 1' in stub.read_text() and "raise NotImplementedError()" in stub.read_text()
+    stub.write_text(stub.read_text().replace("raise NotImplementedError()", "return 2"))
+    source.write_text(TASK.replace("Title", "Other"))
+    capsys.readouterr()
+    assert build.main() == 0
+    assert "kept exercises/ex00_x/ex00_x.ipynb, which you have worked in" in capsys.readouterr().out
+    assert "return 2" in stub.read_text() and "Other" in solution.read_text()
+    monkeypatch.setattr("sys.argv", ["build", "--check"])
+    assert build.main() == 1
+    assert "exercises/ex00_x/ex00_x.ipynb differs from its source" in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""The break-it labs on real ranks: each case breaks as it should, right answers are right, and wrong ones are told why."""
+
+import re
+
+import pytest
+from exercise_cells import code_cells, open_notebook, run_cell
+
+from course_lib.checks import WrongAnswer
+from course_lib.faults import ALL, FAULTS, REMEDIES
+from course_lib.lab_rank import AROUND
+from course_lib.lab_runs import GOOD, RANKS, how_it_ended, mend
+from course_lib.labs import CASES, Case, victim
+from course_lib.trial import TrialError
+
+ENDS = {
+    "fixed port taken": "rank 0 failed",
+    "killed rank": "was ended by signal 9",
+    "mismatched collective": "rank 0 did not come back, rank 1 did not come back, rank 2 did not come back",
+    "uneven shards": "rank",
+    "forgotten barrier on save": "rank 1 failed (FileNotFoundError), rank 2 failed (FileNotFoundError)",
+    "out of memory": "failed (RuntimeError)",
+}  # the others finish
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Case]:
+    return {name: Case(name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict]:
+    """Those of the solutions."""
+    found = {}
+    for lab in (1, 2, 3):
+        names: dict = {}
+        for cell in code_cells(open_notebook("solutions", f"lab{lab}_break_it")):
+            if cell.metadata.nbgrader.solution:
+                run_cell(cell.source, names)
+        found |= {f"{lab}{letter}": names[f"answer_{letter}"]() for letter in "abcd"}
+    return found
+
+
+def test_there_is_a_case_for_each_fault():
+    assert list(CASES.values()) == list(FAULTS)
+    assert len(FAULTS) == 12
+    for fault in FAULTS.values():
+        assert bool(fault.remedy) != bool(fault.edits)  # mended in the program, or not
+        assert not fault.remedy or fault.remedy in REMEDIES
+        assert not fault.around or fault.around in AROUND
+        for good, _ in fault.edits:
+            assert GOOD.read_text().count(good) == 1, good
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_breaks_as_it_should_and_the_right_answer_is_right(name, cases, answers, capsys):
+    case = cases[name]
+    ended = how_it_ended(case.folder, case.codes)
+    assert ENDS.get(case.what, "all ranks have finished") in ended, ended
+    case.check(lambda: answers[name])
+    case.check_fix(lambda: answers[name])
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["right"] * 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fix_that_changes_nothing_is_refused(name, cases, answers):
+    case, answer = cases[name], dict(answers[name])
+    if case.fault.remedy:
+        answer["fix"] = next(remedy for remedy in REMEDIES if remedy != case.fault.remedy)
+        words = "does not help here"
+    else:
+        answer["fix"] = case.text.splitlines()[answer["line"] - 1]
+        words = "still breaks|do not agree|expected"
+    with pytest.raises(WrongAnswer, match=words):
+        case.check_fix(lambda: answer)
+
+
+@pytest.mark.parametrize(
+    "name, wrong, words",
+    [
+        ("1a", {"what": "straggler"}, "one rank computes for long"),
+        ("1a", {"what": "gremlins"}, f"choose one of {min(FAULTS)}, "),
+        (
+            "1a",
+            {"rank": 1},
+            'not 1. Which rank does or suffers what the others don\'t? (all, if no rank is special: "all")',
+        ),
+        ("1a", {"line": 48}, "line 48 is `model = nn.Sequential(`; it may be mended there, too, but"),
+        ("1a", {"line": 0}, "it is a number from 1 to"),
+        ("1d", {"rank": 1}, "not 1."),
+        ("3d", {"what": "slow storage"}, "load for long in every step"),
+    ],
+)
+def test_a_wrong_diagnosis_is_told_what_to_look_at(name, wrong, words, cases, answers):
+    with pytest.raises(WrongAnswer, match=re.escape(words)):
+        cases[name].check(lambda: answers[name] | wrong)
+
+
+def test_a_remedy_does_not_replace_a_fix_and_a_line_no_remedy(cases, answers):
+    with pytest.raises(WrongAnswer, match="the program itself can be mended"):
+        cases["1a"].check_fix(lambda: answers["1a"] | {"fix": "restart"})
+    with pytest.raises(WrongAnswer, match="this is not the program's fault"):
+        cases["3a"].check_fix(lambda: answers["3a"] | {"fix": "pass"})
+
+
+def test_an_answer_must_be_complete(cases):
+    def unwritten():
+        raise NotImplementedError
+
+    with pytest.raises(TrialError, match="unwritten is still to be written"):
+        cases["1a"].check(unwritten)
+    with pytest.raises(WrongAnswer, match="a dictionary with what, rank, line, fix"):
+        cases["1a"].check(lambda: {"what": "straggler"})
+    with pytest.raises(WrongAnswer, match='"fix" is None; it is a line of the program'):
+        cases["1a"].check_fix(lambda: {"what": "straggler", "rank": 0, "line": 1, "fix": None})
+
+
+def test_another_seed_may_mean_another_rank():
+    found = {victim("3a", seed) for seed in range(20)}
+    assert found == set(range(RANKS)) and victim("1a", 5) == ALL
+
+
+def test_the_evidence_can_be_read(cases, capsys):
+    cases["2a"].printed()
+    printed = capsys.readouterr().out
+    assert "Connection closed by peer" in printed
+    victim = cases["2a"].rank
+    table = cases["2a"].flight_recorder()
+    assert table.rows[-1][1 + victim] == "–" and "all_reduce" in table.rows[-1][1 + (victim + 1) % RANKS]
+    cases["2b"].stacks()
+    line = 1 + cases["2b"].text.splitlines().index(
+        f"        if rank == {cases['2b'].rank}: dist.barrier()  # before the log is written"
+    )
+    assert f"rank {cases['2b'].rank}: line {line} of the program" in capsys.readouterr().out
+    row = next(row for row in cases["2b"].flight_recorder().rows if len(set(row[1:])) > 1)
+    assert row[1 + cases["2b"].rank] == "barrier"
+    weights = {row[1] for row in cases["1a"].events("start").rows}
+    assert len(weights) == RANKS
+    cases["3a"].program()
+
+
+def test_mend_keeps_the_indentation():
+    text = "for i in x:\n    a\n    b\n"
+    assert mend(text, 2, "c\nd") == "for i in x:\n    c\n    d\n    b\n"
+    assert mend(text, 2, "if i:\n    c") == "for i in x:\n    if i:\n        c\n    b\n"
+    assert mend(text, 2, "    c\ne") == "for i in x:\n    c\ne\n    b\n"  # as it stands in the program
+    assert compile(mend(text, 2, ""), "", "exec")
+
+
+def test_all_means_no_rank_is_special(cases):
+    assert cases["1b"].rank == ALL
