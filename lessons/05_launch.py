@@ -471,7 +471,7 @@ import torch.distributed as dist
 
 from course_lib.config import Config
 from course_lib.hangs import save_flight_record
-from course_lib.world import start
+from course_lib.world import start, stop
 
 kind, folder = sys.argv[1:]
 world = start(Config(timeout=5))  # seconds; PyTorch's own are half an hour with gloo, ten minutes with NCCL
@@ -479,7 +479,7 @@ gradient = torch.ones(4)
 
 
 def load_batch():
-    time.sleep(4 if world.rank == 1 and kind == "straggler" else 0)
+    time.sleep(2 if world.rank == 1 and kind == "straggler" else 0)
 
 
 try:
@@ -493,6 +493,7 @@ try:
             dist.all_reduce(gradient)
 finally:
     save_flight_record(folder, world.rank)
+stop(world)
 
 # %% [markdown]
 # **A dead peer.** Rank 1 ends in step 2 without a word. *How long until rank 0 knows?*

@@ -120,6 +120,15 @@ def test_lesson_has_the_parts_that_every_lesson_has(source):
     assert "numbers(" in notebook.cells[-2].source + notebook.cells[-3].source, "it ends with its numbers"
 
 
+def test_programs_that_join_the_other_ranks_also_leave_them():
+    """One that just ends is now and then killed by signal 6: gloo's threads outlive what they work on."""
+    cells = [cell.source for source in LESSONS for cell in nbformat.reads(build.build(source), as_version=4).cells]
+    programs = [cell for cell in cells if cell.startswith("%%writefile")]
+    programs += [path.read_text() for path in (build.ROOT / "lessons" / "programs").glob("*.py")]
+    joining = [program for program in programs if "world = start(" in program]
+    assert joining and all("\nstop(world)" in program for program in joining)
+
+
 def test_compare_complains_about_strays_and_gaps():
     baseline = {"loss": {"value": 0.5, "tolerance": 0.1}, "count": {"value": 10, "tolerance": 0}}
     assert run.compare({"loss": 0.549, "count": 10}, baseline) == []
