@@ -173,5 +173,6 @@ def run_main(main: Callable[[], int | None]) -> None:
         sys.exit(main())
     except UserError as error:
         line = str(error).strip().splitlines()[-1]  # one raised in a DataLoader worker brings its traceback along
-        print(f"error: {line.removeprefix('course_lib.config.UserError: ')}", file=sys.stderr)
+        line = line.removeprefix("course_lib.config.UserError: ")
+        sys.stderr.write(f"error: {line}\n")  # one write, and not print's two: all ranks may say it at the same moment
         sys.exit(2)

@@ -1,7 +1,10 @@
 """The config and its command line are the same thing, and every mistake is named by its flag."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,17 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(message, capsys):
         run_main(main)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: one line\n"
+
+
+def test_the_same_mistake_on_all_ranks_stays_lines():
+    """Their stderr is one pipe, and unbuffered: a line in two writes would be cut by another rank's."""
+    reading, writing = os.pipe2(os.O_DIRECT)  # where each write is a packet, and a read gives no more than one
+    program = "from course_lib.config import *\ndef main(): raise UserError('one line')\nrun_main(main)"
+    code = subprocess.run([sys.executable, "-u", "-c", program], stderr=writing, check=False).returncode
+    assert code == 2
+    assert os.read(reading, 4096) == b"error: one line\n"
+    os.close(reading)
+    os.close(writing)
 
 
 # ---- years and learning rate -----------------------------------------------------------------------------------------------
