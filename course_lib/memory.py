@@ -20,6 +20,6 @@ def measure(root: str, years: list[int], preload: bool) -> float:
 
 
 def private_megabytes(root: str, cases: Sequence[tuple[list[int], bool]]) -> list[float]:
-    """Measure several cases of (years, preload), each in a process of its own, and alone: memory that two share is not private."""
+    """Measure several cases of (years, preload), each in a process of its own, alone: what two share is not private."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         return pool.starmap(measure, [(root, *case) for case in cases], chunksize=1)
