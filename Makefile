@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 INSTALLED := $(VENV)/.installed
+PROXY := $(BIN)/configurable-http-proxy
 WORKERS ?= 2
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test setup notebooks data run bench horovod cluster cluster-down course-report release pins clean
+.PHONY: help lab test setup notebooks data run bench horovod cluster cluster-down hub hub-down course-report release pins clean
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 15
@@ -16,7 +17,7 @@ help:  ## print this list
 lab: setup  ## set everything up, then open JupyterLab on the first lesson
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(LAB_FLAGS)
 
-test: setup  ## set everything up, then run every test: library, lessons through papermill, exercises, jobs
+test: setup $(PROXY)  ## set everything up, then run every test: library, lessons through papermill, exercises, jobs
 	@[ -d tests ] || { echo "tests are in the authors' repository, not in a learner's archive" >&2; exit 2; }
 	@$(RUN) -m pytest $(or $(TESTS),-n $(WORKERS))
 
@@ -50,6 +51,12 @@ cluster:  ## start a real Slurm with two nodes on this machine
 cluster-down:  ## stop it
 	@slurm/local/down.sh
 
+hub: setup $(PROXY)  ## start a real JupyterHub on a Slurm of its own, on this machine
+	@hub/up.sh
+
+hub-down:  ## stop it; learners' files stay
+	@hub/down.sh
+
 course-report: setup  ## for who gives the course: run everything here, write a page of times, memory and needs (SMOKE=1: small sizes)
 	@$(RUN) -m lessons.report $(if $(SMOKE),--smoke)
 
@@ -76,6 +83,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@mkdir -p $(VENV)/share/jupyter/lab/settings
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
 		> $(VENV)/share/jupyter/lab/settings/overrides.json
+	@touch $@
+
+$(PROXY): pyproject.toml constraints.txt | $(INSTALLED)
+	@echo "installing JupyterHub"
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" $(BIN)/uv pip install -q --python $(BIN)/python \
+		--compile-bytecode -c constraints.txt -e '.[dev,hub]'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm install --silent --global --prefix $(VENV) configurable-http-proxy@5.3.0
 	@touch $@
 
 data/.years: | $(INSTALLED)

@@ -27,18 +27,18 @@ KEPT_BACK = (
     "nbgrader_config.py",
     "tests/",
     "benchmarks/",
+    "hub/",
     ".ci/run",
 )
 
 
-def files() -> list[str]:
-    """What learners get, in order."""
+def files(all: bool = False) -> list[str]:
+    """What learners get, in order, or all of the course."""
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{ROOT} is no git repository, so nobody can tell what belongs to the course; clone it")
-    return sorted(
-        name for name in done.stdout.splitlines() if not name.startswith(KEPT_BACK) and (ROOT / name).exists()
-    )
+    names = sorted(name for name in done.stdout.splitlines() if (ROOT / name).exists())
+    return [name for name in names if all or not name.startswith(KEPT_BACK)]
 
 
 def pack(path: Path) -> int:

@@ -28,6 +28,7 @@ fi
 mkdir -p "$DIR"/{munge,state,spool,run,log,tmp}
 [[ -O $DIR ]] || { echo "$DIR belongs to somebody else; name another folder: COURSE_CLUSTER=..." >&2 && exit 2; }
 chmod 755 "$DIR" "$DIR"/{munge,spool,run,log,tmp}
+chmod 700 "$DIR/state" # the environments of jobs
 [[ -s $DIR/munge/key ]] || (umask 077 && head -c 128 /dev/urandom >"$DIR/munge/key")
 munge -S "$DIR/munge/socket" -n >/dev/null 2>&1 ||
     munged --key-file="$DIR/munge/key" --socket="$DIR/munge/socket" --pid-file="$DIR/run/munged.pid" \
@@ -46,7 +47,7 @@ ClusterName=course
 SlurmctldHost=$(hostname -s)(127.0.0.1)
 SlurmctldPort=${PORTS[0]}
 SlurmUser=$(id -un)
-FirstJobId=$(($(date +%s) % 10000000))
+FirstJobId=$((${COURSE_FIRST_JOB:-$(date +%s)} % 10000000))
 SlurmdUser=$(id -un)
 AuthType=auth/munge
 AuthInfo=socket=$DIR/munge/socket,cred_expire=10
@@ -79,7 +80,7 @@ END
     for ((i = 1; i <= NODES; i++)); do
         echo "NodeName=node$i NodeHostname=node$i NodeAddr=127.0.1.$i Port=${PORTS[$i]} CPUs=$CPUS RealMemory=$MEMORY"
     done
-    echo "PartitionName=course Nodes=node[1-$NODES] Default=YES DefMemPerCPU=$((MEMORY / CPUS)) MaxTime=01:00:00 DefaultTime=00:10:00"
+    echo "PartitionName=course Nodes=node[1-$NODES] Default=YES DefMemPerCPU=$((MEMORY / CPUS)) MaxTime=04:00:00 DefaultTime=00:10:00"
 } >"$SLURM_CONF"
 echo "CgroupPlugin=cgroup/v1" >"$DIR/cgroup.conf" # slurmd 22.05 looks for cgroups even though nothing here uses them
 {
@@ -95,7 +96,8 @@ for ((i = 1; i <= NODES; i++)); do
     mkdir -p "$DIR/spool/node$i" "$DIR/tmp/node$i"
     chmod 1777 "$DIR/tmp/node$i"
     # shellcheck disable=SC2016 # expanded inside
-    node sh -c 'hostname "$1"; mount --bind "$2" /etc/hosts; exec slurmd -N "$1"' - "node$i" "$DIR/hosts"
+    node sh -c 'hostname "$1"; mount --bind "$2" /etc/hosts; [ -z "$3" ] || . "$3"; exec slurmd -N "$1"' - \
+        "node$i" "$DIR/hosts" "${COURSE_NODE_SETUP:-}"
 done
 
 for _ in {1..150}; do

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Stop what hub/up.sh has started: servers, hub, proxy, Slurm. Learners' files and the accounts stay. make hub-down
+set -uo pipefail
+DIR=$(realpath -m "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
+ROOT=$(realpath "$(dirname "$0")/..")
+for name in hub proxy; do
+    pid=$(cat "$DIR/$name.pid" 2>/dev/null) || continue
+    kill "$pid" 2>/dev/null
+    for _ in {1..100}; do
+        kill -0 "$pid" 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -9 "$pid" 2>/dev/null
+    rm -f "$DIR/$name.pid"
+done
+[[ -f $DIR/slurm/slurm.conf ]] || exit 0
+SLURM_CONF=$DIR/slurm/slurm.conf timeout 10 scancel --partition=course 2>/dev/null
+"$ROOT/slurm/local/down.sh" "$DIR/slurm"

@@ -1,0 +1,120 @@
+"""A site's settings, read from site.toml and checked: a class must not find out about a typing error."""
+
+import os
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from course_lib.config import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Hub:
+    url: str
+    tls_key: str
+    tls_cert: str
+    address: str
+    authenticator: str
+    teachers: list
+    learners: list
+    idle_minutes: int
+    servers: int
+    starting: int
+
+
+@dataclass(frozen=True)
+class Course:
+    published: str
+    exchange: str
+    venv: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Slurm:
+    partition: str
+    account: str
+    hours: list
+    start_minutes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    name: str
+    title: str
+    options: str
+
+
+@dataclass(frozen=True)
+class Site:
+    hub: Hub
+    course: Course
+    slurm: Slurm
+    profiles: list[Profile]
+
+    def profile(self, name: str) -> Profile:
+        return next(profile for profile in self.profiles if profile.name == name)
+
+
+def read(path: Path | None = None) -> Site:
+    """The settings of a file, or what is wrong with it."""
+    path = Path(path or os.environ.get("COURSE_HUB_SITE") or ROOT / "hub" / "site.toml")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {error}") from error
+    parts = {name: _part(path, name, kind, content.pop(name, {})) for name, kind in PARTS.items()}
+    profiles = [_part(path, "profile", Profile, profile) for profile in content.pop("profile", [])]
+    if content:
+        raise UserError(f"{path}: nobody knows what {', '.join(content)} is; hub/site.toml has all the names")
+    site = Site(**parts, profiles=profiles)
+    for complaint in complaints(site):
+        raise UserError(f"{path}: {complaint}")
+    return site
+
+
+PARTS = {"hub": Hub, "course": Course, "slurm": Slurm}
+
+
+def _part(path: Path, name: str, kind: type, content: dict):
+    wanted = {field.name: field.type for field in fields(kind)}
+    for word in wanted.keys() - content.keys():
+        raise UserError(f"{path}: [{name}] has no {word}; hub/site.toml has one to copy")
+    for word in content.keys() - wanted.keys():
+        raise UserError(f"{path}: [{name}] has a {word}, which nobody reads; hub/site.toml has all the names")
+    for word, value in content.items():
+        if type(value) is not wanted[word]:
+            raise UserError(f"{path}: [{name}] {word} = {value!r} must be a {wanted[word].__name__}")
+    return kind(**content)
+
+
+def complaints(site: Site):
+    """What would go wrong later."""
+    url, names = urlsplit(site.hub.url), [profile.name for profile in site.profiles]
+    secure = bool(site.hub.tls_key and site.hub.tls_cert)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        yield f"url = {site.hub.url!r} must look like https://hub.centre.org"
+    if site.hub.authenticator == "demo" and url.hostname not in LOOPBACK:
+        yield f"authenticator = \"demo\" has one password for all, so it stays on 127.0.0.1 and not {url.hostname}; use \"pam\""
+    if url.hostname not in LOOPBACK and not secure:
+        yield "tls_key and tls_cert are missing: passwords would cross the network in plain text"
+    if secure != (url.scheme == "https"):
+        yield "https and the two files tls_key and tls_cert belong together"
+    for file in filter(None, (site.hub.tls_key, site.hub.tls_cert)):
+        if not os.access(file, os.R_OK):
+            yield f"{file} can't be read"
+    if not names or len(set(names)) != len(names):
+        yield "there must be a [[profile]], and no two of the same name"
+    if not site.slurm.hours or not all(isinstance(hour, int) and hour > 0 for hour in site.slurm.hours):
+        yield "hours must be whole numbers above 0"
+    for profile in site.profiles:
+        if not re.fullmatch(r"[a-z0-9_]+", profile.name):
+            yield f"a profile's name is of small letters, digits and _, unlike {profile.name!r}"
+        if not all(re.fullmatch(r"--[a-z-]+=[\w.,:@/-]+", word) for word in shlex.split(profile.options)):
+            yield f"options of {profile.name} must be like --nodes=1 --mem=3000, not {profile.options!r}"

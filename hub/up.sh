@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# The hub on this one machine, with a Slurm of its own: make hub
+#
+#   hub/up.sh [DIR]     state, logs and secrets in DIR (default: /tmp/course-hub-<you>), and nowhere else
+#
+# As root every name in hub/site.toml is, or becomes, an account of this machine; otherwise you are the only learner.
+set -euo pipefail
+ROOT=$(realpath "$(dirname "$0")/..")
+DIR=$(realpath -m "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
+VENV=$ROOT/.venv
+export COURSE_HUB_STATE=$DIR COURSE_NODE_SETUP=$ROOT/hub/node.sh COURSE_ROOT=$ROOT
+cd "$ROOT"
+[[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make setup" >&2 && exit 2; }
+
+mkdir -p "$DIR"
+[[ -O $DIR ]] || { echo "$DIR belongs to somebody else; name another folder: COURSE_HUB=..." >&2 && exit 2; }
+chmod 711 "$DIR"
+COURSE_PYTHON=$("$VENV/bin/python" -c 'import sys; print(sys.base_prefix)')
+export COURSE_PYTHON
+COURSE_FIRST_JOB=$(($(date +%s) + 10000)) # far from those of make cluster: ranks meet at a port that follows from it
+export COURSE_FIRST_JOB
+eval "$(slurm/local/up.sh "$DIR/slurm")"
+
+names() { "$VENV/bin/python" -c "from hub import site; print(*site.read().hub.$1)"; }
+URL=$("$VENV/bin/python" -c 'from hub import site; print(site.read().hub.url)')
+if [[ -s $DIR/hub.pid ]] && kill -0 "$(<"$DIR/hub.pid")" 2>/dev/null; then
+    echo "the hub is running: $URL"
+    exit 0
+fi
+
+mkdir -p "$DIR/exchange"
+chmod 1777 "$DIR/exchange"
+[[ -s $DIR/password ]] || (umask 077 && head -c 9 /dev/urandom | base64 | tr '+/' 'xy' >"$DIR/password")
+if [[ $(id -u) == 0 ]]; then
+    getent group course-teachers >/dev/null || groupadd course-teachers
+    for name in $(names teachers) $(names learners); do
+        id -u "$name" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --comment "course demo" "$name"
+        chmod 700 "$(getent passwd "$name" | cut -d: -f6)"
+    done
+    for name in $(names teachers); do usermod --append --groups course-teachers "$name"; done
+    "$VENV/bin/python" -m hub.publish "$DIR/published" --teachers course-teachers
+else
+    "$VENV/bin/python" -m hub.publish "$DIR/published"
+fi
+
+# A shell lets what runs in its background ignore ^C, and a hub stops its services by just that signal.
+# shellcheck disable=SC2016 # expanded inside
+setsid env --default-signal=INT unshare -m --propagation slave sh -c 'mount --bind "$1" /etc/hosts; shift; exec "$@"' - "$DIR/slurm/hosts" \
+    "$VENV/bin/jupyterhub" -f hub/jupyterhub_config.py >>"$DIR/hub.log" 2>&1 </dev/null &
+for _ in {1..300}; do
+    if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
+        echo "the hub is at $URL; the password of the demo is in $DIR/password; make hub-down stops it"
+        exit 0
+    fi
+    kill -0 $! 2>/dev/null || break
+    sleep 0.2
+done
+echo "the hub did not come up; what it said:" >&2
+tail -n 20 "$DIR/hub.log" >&2
+exit 1
