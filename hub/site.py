@@ -101,7 +101,7 @@ def complaints(site: Site):
     if url.scheme not in ("http", "https") or not url.hostname:
         yield f"url = {site.hub.url!r} must look like https://hub.centre.org"
     if site.hub.authenticator == "demo" and url.hostname not in LOOPBACK:
-        yield f"authenticator = \"demo\" has one password for all, so it stays on 127.0.0.1 and not {url.hostname}; use \"pam\""
+        yield f'authenticator = "demo" has one password for all, so it stays on 127.0.0.1 and not {url.hostname}; use "pam"'
     if url.hostname not in LOOPBACK and not secure:
         yield "tls_key and tls_cert are missing: passwords would cross the network in plain text"
     if secure != (url.scheme == "https"):

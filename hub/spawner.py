@@ -28,6 +28,7 @@ cd {{homedir}}/course || exit 1
 JUPYTER_RUNTIME_DIR=$(mktemp -d) || exit 1  # of this node: a server also starts when the home is full
 export JUPYTER_RUNTIME_DIR
 trap 'rm -r "$JUPYTER_RUNTIME_DIR"' EXIT
+trap : TERM  # the server ends first
 {{cmd}}
 """
 # Slurm's words for a job that waits, in a learner's words.
