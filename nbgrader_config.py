@@ -20,6 +20,7 @@ for step in ("release", "submitted", "autograded", "feedback", "solution"):
 c.CourseDirectory.db_url = f"sqlite:///{GRADING / 'gradebook.db'}"
 if "COURSE_EXCHANGE" in os.environ:  # on a hub: a folder that all may write to, see nbgrader's documentation
     c.Exchange.root = os.environ["COURSE_EXCHANGE"]
+    c.Exchange.assignment_dir = str(ROOT / "exercises")  # where learners have them already
 
 # A learner's cells only define functions. What these do is tried by the checks, each of which has an end of its own.
 c.Execute.timeout_func = lambda cell: 10 if cell.metadata.get("nbgrader", {}).get("solution", True) else 180

@@ -1,5 +1,6 @@
 """The hub of a site. What differs from centre to centre is in site.toml; state and secrets are in COURSE_HUB_STATE."""
 
+import getpass
 import os
 import secrets
 import sys
@@ -54,8 +55,9 @@ if site.hub.authenticator == "demo":
 else:
     c.JupyterHub.authenticator_class = site.hub.authenticator
 c.Authenticator.admin_users = set()  # a teacher needs no power over the hub
-c.Authenticator.allowed_users = {*site.hub.learners, *(site.hub.teachers if site.hub.learners else [])}
-c.Authenticator.allow_all = not site.hub.learners
+everybody = {*site.hub.learners, *(site.hub.teachers if site.hub.learners else [])}
+c.Authenticator.allowed_users = everybody if os.geteuid() == 0 else {getpass.getuser()}
+c.Authenticator.allow_all = os.geteuid() == 0 and not everybody
 
 c.JupyterHub.spawner_class = CourseSpawner
 c.CourseSpawner.site = site
@@ -68,10 +70,11 @@ c.Spawner.notebook_dir = "~/course"
 c.Spawner.start_timeout = 60 * site.slurm.start_minutes
 c.Spawner.http_timeout = 120
 c.Spawner.poll_interval = 15  # a cancelled job is noticed so soon
-c.Spawner.env_keep = ["LANG", "LC_ALL", "SLURM_CONF"]
+c.Spawner.env_keep = ["LANG", "LC_ALL", "PATH", "SLURM_CONF"]
 c.Spawner.environment = {
     "COURSE_EXCHANGE": exchange,
     "PYTHONPATH": lambda spawner: f"{spawner.req_homedir}/course",
+    "JUPYTER_CONFIG_PATH": lambda spawner: f"{spawner.req_homedir}/course",  # nbgrader_config.py, from whatever folder
 }
 
 if site.hub.idle_minutes:

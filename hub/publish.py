@@ -7,20 +7,20 @@ group may look into it. A server takes what it can read.
 """
 
 import argparse
+import grp
 import shutil
 import sys
+import time
 from pathlib import Path
 
-from course_lib.config import run_main
+from course_lib.config import UserError, run_main
 from hub.site import ROOT
 from lessons import release
 
 
 def publish(folder: Path, names: list[str], mode: int = 0o755, group: str | None = None) -> None:
-    """All files in one step: a server gets the old course or the new one."""
-    new, old = (folder.with_name(f"{folder.name}.{word}") for word in ("new", "old"))
-    for left in (new, old):
-        shutil.rmtree(left, ignore_errors=True)
+    """All files in one step: FOLDER is a link, and a server gets the old course or the new one. The last one stays a while."""
+    new = folder.with_name(f"{folder.name}-{time.time_ns()}")
     new.mkdir(mode=0o700, parents=True)
     for name in names:
         target = new / name
@@ -32,10 +32,12 @@ def publish(folder: Path, names: list[str], mode: int = 0o755, group: str | None
     if group:
         shutil.chown(new, group=group)
     new.chmod(mode)
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    link = folder.with_name(f".{folder.name}")
+    link.unlink(missing_ok=True)
+    link.symlink_to(new.name)
+    link.replace(folder)
+    for old in sorted(folder.parent.glob(f"{folder.name}-*"))[:-2]:
+        shutil.rmtree(old)
     print(f"published {len(names)} files in {folder}")
 
 
@@ -44,6 +46,11 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--teachers", metavar="GROUP", help="who may read teachers/; without it: only you")
     options = parser.parse_args()
+    if options.teachers and options.teachers not in [one.gr_name for one in grp.getgrall()]:
+        raise UserError(f"--teachers {options.teachers}: there is no such group; groupadd {options.teachers}")
+    if not options.folder.exists():
+        options.folder.mkdir(parents=True)
+        options.folder.chmod(0o755)
     folder = options.folder.resolve()
     publish(folder / "learners", [*release.files(), "hub/pull.py", "nbgrader_config.py"])
     publish(folder / "teachers", release.files(all=True), mode=0o750, group=options.teachers)

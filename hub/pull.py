@@ -9,6 +9,7 @@ runs in the learner's job, before the server.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -20,30 +21,58 @@ NOTE = ".delivered.json"
 
 def pull(published: Path, copy: Path) -> dict[str, list[str]]:
     """What was done, by kind: new, updated, kept."""
-    note = copy / NOTE
-    delivered = json.loads(note.read_text()) if note.exists() else {}
-    done: dict[str, list[str]] = {"new": [], "updated": [], "kept": []}
-    for source in sorted(path for path in published.rglob("*") if path.is_file()):
-        name = str(source.relative_to(published))
-        target, now = copy / name, hash_of(source)
-        before, here = delivered.get(name), hash_of(target)
-        if now in (before, here):  # nothing new, or the learner has it already
-            pass
-        elif here is None:
-            put(source, target)
-            done["new"].append(name)
-        elif here == before:
-            put(source, target)
-            done["updated"].append(name)
-        else:
-            put(source, target.with_name(f"{target.stem}.new{target.suffix}"))
-            done["kept"].append(name)
-        delivered[name] = now
     copy.mkdir(parents=True, exist_ok=True)
-    half = note.with_suffix(".half")
-    half.write_text(json.dumps(delivered, indent=0, sort_keys=True))
-    half.replace(note)
+    delivered = read_note(copy / NOTE)
+    done: dict[str, list[str]] = {"new": [], "updated": [], "kept": []}
+    try:
+        for source in sorted(path for path in published.rglob("*") if path.is_file()):
+            name = str(source.relative_to(published))
+            target, now = copy / name, hash_of(source)
+            before, here = delivered.get(name), hash_of(target)
+            if now in (before, here):  # nothing new, or the learner has it already
+                kind = None
+            elif here == before or not os.path.lexists(target):
+                kind = "updated" if here else "new"
+            else:
+                kind, target = "kept", beside(target, copy, delivered)
+            try:
+                if kind:
+                    put(source, target)
+                    delivered[str(target.relative_to(copy))] = now
+            except (FileExistsError, NotADirectoryError):  # the learner has a file where the course has a folder
+                kind = "kept"
+            if kind:
+                done[kind].append(name)
+            delivered[name] = now
+    finally:  # what was delivered before a disk was full is noted, if there is room
+        write_note(copy / NOTE, delivered)
     return done
+
+
+def read_note(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        content = {}
+    return content if isinstance(content, dict) else {}  # without it all counts as the learner's work, and is kept
+
+
+def write_note(path: Path, content: dict[str, str]) -> None:
+    half = path.with_suffix(".half")
+    try:
+        half.write_text(json.dumps(content, indent=0, sort_keys=True))
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def beside(target: Path, copy: Path, delivered: dict[str, str]) -> Path:
+    """NAME.new.SUFFIX, or .new2 and so on, if the learner has gone on there."""
+    for number in itertools.count(1):
+        place = target.with_name(f"{target.stem}.new{number if number > 1 else ''}{target.suffix}")
+        ours = delivered.get(str(place.relative_to(copy)))
+        if not os.path.lexists(place) or (ours and hash_of(place) == ours):
+            return place
 
 
 def hash_of(path: Path) -> str | None:
@@ -66,9 +95,9 @@ def link(copy: Path, venv: Path, data: Path) -> None:
     """Too big to be copied. Folders of data are linked one by one, so that a learner can have more beside them."""
     for name, target in ({".venv": venv} | {f"data/{path.name}": path for path in data.glob("*")}).items():
         place = copy / name
-        if place.is_symlink():
+        if place.is_symlink() and (name == ".venv" or not place.exists()):
             place.unlink()
-        if not place.exists():
+        if not os.path.lexists(place):
             place.parent.mkdir(exist_ok=True)
             place.symlink_to(target)
 
@@ -86,7 +115,7 @@ def main() -> int:
         link(copy, venv, data)
     except OSError as error:  # a full disk: what is there stays, and the server starts
         print(f"the course could not be brought up to date: {error}", file=sys.stderr)
-        return 0 if (copy / NOTE).exists() else 1
+        return 0 if copy.is_dir() else 1
     for kind, names in done.items():
         print(f"{kind}: {len(names)} files", *(names if kind == "kept" else []), flush=True)
     return 0

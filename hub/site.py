@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -67,10 +66,13 @@ def read(path: Path | None = None) -> Site:
     path = Path(path or os.environ.get("COURSE_HUB_SITE") or ROOT / "hub" / "site.toml")
     try:
         content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # TOML's errors, and bytes that are no text
         raise UserError(f"{path}: {error}") from error
     parts = {name: _part(path, name, kind, content.pop(name, {})) for name, kind in PARTS.items()}
-    profiles = [_part(path, "profile", Profile, profile) for profile in content.pop("profile", [])]
+    profiles = content.pop("profile", [])
+    if not isinstance(profiles, list):
+        raise UserError(f"{path}: a profile is written [[profile]], with two brackets, for there may be several")
+    profiles = [_part(path, "profile", Profile, profile) for profile in profiles]
     if content:
         raise UserError(f"{path}: nobody knows what {', '.join(content)} is; hub/site.toml has all the names")
     site = Site(**parts, profiles=profiles)
@@ -83,6 +85,8 @@ PARTS = {"hub": Hub, "course": Course, "slurm": Slurm}
 
 
 def _part(path: Path, name: str, kind: type, content: dict):
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: {name} is written [{name}], and there is one")
     wanted = {field.name: field.type for field in fields(kind)}
     for word in wanted.keys() - content.keys():
         raise UserError(f"{path}: [{name}] has no {word}; hub/site.toml has one to copy")
@@ -96,25 +100,48 @@ def _part(path: Path, name: str, kind: type, content: dict):
 
 def complaints(site: Site):
     """What would go wrong later."""
-    url, names = urlsplit(site.hub.url), [profile.name for profile in site.profiles]
-    secure = bool(site.hub.tls_key and site.hub.tls_cert)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        yield f"url = {site.hub.url!r} must look like https://hub.centre.org"
-    if site.hub.authenticator == "demo" and url.hostname not in LOOPBACK:
+    hub, course, slurm = site.hub, site.course, site.slurm
+    try:
+        url, port = urlsplit(hub.url), urlsplit(hub.url).port
+    except ValueError:
+        url, port = urlsplit(""), None
+    secure = bool(hub.tls_key and hub.tls_cert)
+    if url.scheme not in ("http", "https") or not url.hostname or port == 0:
+        yield f"url = {hub.url!r} must look like https://hub.centre.org"
+    if hub.authenticator == "demo" and url.hostname not in LOOPBACK:
         yield f'authenticator = "demo" has one password for all, so it stays on 127.0.0.1 and not {url.hostname}; use "pam"'
     if url.hostname not in LOOPBACK and not secure:
         yield "tls_key and tls_cert are missing: passwords would cross the network in plain text"
     if secure != (url.scheme == "https"):
         yield "https and the two files tls_key and tls_cert belong together"
-    for file in filter(None, (site.hub.tls_key, site.hub.tls_cert)):
+    for file in filter(None, (hub.tls_key, hub.tls_cert)):
         if not os.access(file, os.R_OK):
             yield f"{file} can't be read"
+    for word in (*hub.learners, *hub.teachers):
+        if not (isinstance(word, str) and re.fullmatch(r"[a-z_][\w.-]*", word)):
+            yield f"{word!r} is no name of an account"
+    for word, number in {
+        "servers": hub.servers,
+        "starting": hub.starting,
+        "start_minutes": slurm.start_minutes,
+    }.items():
+        if number < 1:
+            yield f"{word} = {number}: then no server ever starts"
+    if hub.idle_minutes < 0:
+        yield f"idle_minutes = {hub.idle_minutes}: 0 means never"
+    for word, path in vars(course).items():
+        if path and not re.fullmatch(r"(/[\w.@+-]+)+", path):
+            yield f"{word} = {path!r} must be a path from the root, of letters, digits and . _ @ + -"
+    for word, value in {"partition": slurm.partition, "account": slurm.account}.items():
+        if not re.fullmatch(r"[\w.,-]*", value):
+            yield f"{word} = {value!r} must be of letters, digits and . _ , -"
+    if not slurm.hours or not all(type(hour) is int and hour > 0 for hour in slurm.hours):
+        yield "hours must be whole numbers above 0"
+    names = [profile.name for profile in site.profiles]
     if not names or len(set(names)) != len(names):
         yield "there must be a [[profile]], and no two of the same name"
-    if not site.slurm.hours or not all(isinstance(hour, int) and hour > 0 for hour in site.slurm.hours):
-        yield "hours must be whole numbers above 0"
     for profile in site.profiles:
         if not re.fullmatch(r"[a-z0-9_]+", profile.name):
             yield f"a profile's name is of small letters, digits and _, unlike {profile.name!r}"
-        if not all(re.fullmatch(r"--[a-z-]+=[\w.,:@/-]+", word) for word in shlex.split(profile.options)):
+        if not all(re.fullmatch(r"--[a-z-]+=[\w.,:@/-]+", word) for word in profile.options.split()):
             yield f"options of {profile.name} must be like --nodes=1 --mem=3000, not {profile.options!r}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shlex
 
 import batchspawner
 from jupyterhub.apihandlers import APIHandler, default_handlers
@@ -20,12 +19,13 @@ JOB = """#!/bin/bash
 {% for option in sbatch %}#SBATCH {{option}}
 {% endfor %}
 umask 077
-export PATH={{venv}}/bin:/usr/local/bin:/usr/bin:/bin
+export PATH={{venv}}/bin:$PATH
 course={{published}}/learners
 [ ! -r {{published}}/teachers ] || course={{published}}/teachers
 python $course/hub/pull.py $course {{homedir}}/course {{venv}} {{data}} || exit 1
 cd {{homedir}}/course || exit 1
-JUPYTER_RUNTIME_DIR=$(mktemp -d) || exit 1  # of this node: a server also starts when the home is full
+rm -rf "${TMPDIR:-/tmp}/course-server-$UID-"*  # of a server that was killed
+JUPYTER_RUNTIME_DIR=$(mktemp -d -t "course-server-$UID-XXXXXX") || exit 1  # of this node: the home may be full
 export JUPYTER_RUNTIME_DIR
 trap 'rm -r "$JUPYTER_RUNTIME_DIR"' EXIT
 trap : TERM  # the server ends first
@@ -105,7 +105,7 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         self.req_runtime = f"{hours:02d}:00:00"
         places = [f"--partition={slurm.partition}"] if slurm.partition else []
         places += [f"--account={slurm.account}"] if slurm.account else []
-        self.req_sbatch = [*places, *shlex.split(profile.options)]
+        self.req_sbatch = [*places, *profile.options.split()]
         self.user_options = {"profile": profile.name, "hours": str(hours)}
         try:
             return await super().start()

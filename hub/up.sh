@@ -44,8 +44,11 @@ else
 fi
 
 # A shell lets what runs in its background ignore ^C, and a hub stops its services by just that signal.
+OWN=(unshare -m --propagation slave)
+[[ $(id -u) == 0 ]] || OWN=(unshare -c --keep-caps -m)
+umask 077
 # shellcheck disable=SC2016 # expanded inside
-setsid env --default-signal=INT unshare -m --propagation slave sh -c 'mount --bind "$1" /etc/hosts; shift; exec "$@"' - "$DIR/slurm/hosts" \
+setsid env --default-signal=INT "${OWN[@]}" sh -c 'mount --bind "$1" /etc/hosts; shift; exec "$@"' - "$DIR/slurm/hosts" \
     "$VENV/bin/jupyterhub" -f hub/jupyterhub_config.py >>"$DIR/hub.log" 2>&1 </dev/null &
 for _ in {1..300}; do
     if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then

@@ -8,7 +8,7 @@
 set -euo pipefail
 export PATH=$PATH:/usr/sbin
 DIR=$(realpath -m "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
-NODES=2 CPUS=8 MEMORY=8000 # CPUs and MB that each node claims to have; ranks here are small
+NODES=2 CPUS=${COURSE_CPUS:-8} MEMORY=8000 # CPUs and MB that each node claims to have; ranks here are small
 export SLURM_CONF=$DIR/slurm.conf
 
 for program in munged slurmctld slurmd sinfo; do

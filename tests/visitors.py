@@ -1,0 +1,227 @@
+"""A real JupyterHub on a real Slurm, and people who visit it in a real browser. The names of its accounts begin with ddl-."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+from helpers import ROOT, ask
+from playwright.sync_api import Error, sync_playwright
+
+HUB = ROOT / "hub"
+SHOTS = ROOT / "runs" / "screenshots"
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+MORE_FLAGS = ("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
+
+
+def free_port(n: int = 1) -> int:
+    """The first of n free ones in a row."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            port = one.getsockname()[1]
+        try:
+            for other in range(port, port + n):
+                socket.create_server(("127.0.0.1", other)).close()
+            return port
+        except OSError:
+            continue
+
+
+@contextmanager
+def open_browser() -> Iterator:
+    """Chromium without a window."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not path:
+        pytest.skip("there is no browser: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, *MORE_FLAGS])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Hub:
+    folder: Path
+    url: str
+    env: dict
+
+    @property
+    def password(self) -> str:
+        return (self.folder / "password").read_text().strip()
+
+    def script(self, name: str) -> str:
+        """hub/up.sh or down.sh."""
+        command = [HUB / name, self.folder]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / f"{name}.pid").read_text())
+
+    def ask(self, *command: object) -> str:
+        return ask(self.folder / "slurm", *command)
+
+    def queue(self, name: str) -> list[str]:
+        """The jobs of a learner, as "number name node"."""
+        return self.ask("squeue", "-h", f"--user={name}", "-o", "%i %j %N").splitlines()
+
+    def log(self) -> str:
+        return (self.folder / "hub.log").read_text()
+
+
+def home(name: str) -> Path:
+    return Path(f"~{name}").expanduser()
+
+
+def run_as(name: str, *command: object, **options) -> subprocess.CompletedProcess:
+    """A program of a learner's own, in the place that everybody may enter."""
+    words = ["runuser", "-u", name, "--", *map(str, command)]
+    return subprocess.run(words, cwd="/", capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+@contextmanager
+def start_hub(*, learners: list[str], teachers: list[str]) -> Iterator[Hub]:
+    """With accounts that end with it."""
+    folder, port = Path(tempfile.mkdtemp(prefix="hub-")), free_port(3)
+    text = (HUB / "site.toml").read_text().replace("http://127.0.0.1:8000", url := f"http://127.0.0.1:{port}")
+    text = text.replace('["teacher"]', json.dumps(teachers)).replace('["learner1", "learner2"]', json.dumps(learners))
+    (folder / "site.toml").write_text(text)
+    hub = Hub(folder, url, {**os.environ, "COURSE_HUB_SITE": str(folder / "site.toml")})
+    try:
+        hub.script("up.sh")
+        yield hub
+    finally:
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        if (folder / "hub.log").exists():
+            shutil.copy(folder / "hub.log", SHOTS)
+        hub.script("down.sh")
+        for name in [*learners, *teachers]:
+            subprocess.run(["pkill", "-KILL", "-u", name], check=False)
+            subprocess.run(["userdel", "--force", "--remove", name], capture_output=True, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Visitor:
+    """Somebody with a browser of their own: cookies are not shared."""
+
+    def __init__(self, browser, hub: Hub, name: str):
+        self.hub, self.name = hub, name
+        self.context = browser.new_context(viewport={"width": 1400, "height": 900})
+        self.context.set_default_timeout(120_000)
+        self.page = self.context.new_page()
+        self.server = f"{hub.url}/user/{name}"
+
+    def shot(self, title: str) -> None:
+        """An artefact of the tests, for eyes."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SHOTS / f"{title}.png")
+
+    def log_in(self, password: str | None = None) -> None:
+        self.page.goto(self.hub.url)
+        self.page.fill("#username_input", self.name)
+        self.page.fill("#password_input", password or self.hub.password)
+        self.page.click("#login_submit")
+
+    def ask_for_a_server(self, profile: str = "small") -> None:
+        self.page.goto(f"{self.hub.url}/hub/spawn")
+        self.page.check(f"[name=profile][value={profile}]")
+        self.page.click("#spawn_form [type=submit]")
+
+    def wait_for_lab(self) -> list[str]:
+        """Until the lesson is open; what was told on the way."""
+        told, deadline = [], time.monotonic() + 180
+        while "/lab" not in self.page.url:
+            assert time.monotonic() < deadline, f"no Lab: {told}, {self.page.inner_text('body')}"
+            with suppress(Error):  # on its way from one page to the next
+                message = self.page.evaluate("document.querySelector('#progress-message')?.innerText || ''")
+                told += [message] if message and message not in told else []
+            self.page.wait_for_timeout(100)
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        return told
+
+    def arrive(self, profile: str = "small") -> list[str]:
+        """From the login page to Lab."""
+        self.log_in()
+        self.ask_for_a_server(profile)
+        return self.wait_for_lab()
+
+    def open(self, path: str) -> None:
+        """A notebook of the learner's course in Lab, alone."""
+        self.page.goto(f"{self.server}/lab/tree/{path}?reset")
+        self.page.wait_for_selector(f".lm-DockPanel-tabBar .lm-TabBar-tabLabel:text-is('{Path(path).name}')")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]")
+
+    def menu(self, *words: str) -> None:
+        """File, Save: and so on."""
+        self.page.click(f".lm-MenuBar-itemLabel:text-is('{words[0]}')")
+        for word in words[1:]:
+            self.page.click(f".lm-Menu-itemLabel:text-is('{word}')")
+
+    def run_all(self, path: str, *, seconds: float = 300) -> dict:
+        """Run All Cells, to the last one; the notebook as it was saved."""
+        self.open(path)
+        self.menu("Run", "Run All Cells")
+        file = home(self.name) / "course" / path
+        return watch(lambda: self.page.keyboard.press("Control+s"), self.page, file, seconds)
+
+    def get(self, url: str, **options):
+        """With this person's cookies, and without a page."""
+        return self.context.request.get(url, **options)
+
+
+def watch(save: Callable[[], None], page, file: Path, seconds: float) -> dict:
+    """Save and look, until every cell has run or one has failed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        page.wait_for_timeout(1500)
+        save()
+        page.wait_for_timeout(500)
+        notebook = json.loads(file.read_text())
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+        waiting = [cell for cell in cells if cell["execution_count"] is None]
+        if not waiting or errors(notebook):
+            return notebook
+        assert time.monotonic() < deadline, f"{len(waiting)} cells of {file.name} have not run: {waiting[0]['source']}"
+
+
+def outputs(notebook: dict) -> Iterator[dict]:
+    for cell in notebook["cells"]:
+        yield from cell.get("outputs", [])
+
+
+def errors(notebook: dict) -> list[str]:
+    return [f"{one['ename']}: {one['evalue']}" for one in outputs(notebook) if one["output_type"] == "error"]
+
+
+def printed(notebook: dict) -> str:
+    """All text that the cells have put out."""
+    parts = []
+    for one in outputs(notebook):
+        parts += [one["text"]] if "text" in one else [one.get("data", {}).get("text/plain", "")]
+    return "\n".join("".join(part) for part in parts)
+
+
+def figures(notebook: dict) -> int:
+    return sum("image/png" in one.get("data", {}) for one in outputs(notebook))
+
+
+def write_notebook(name: str, path: str, *cells: str) -> None:
+    """A notebook in somebody's course."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    file = home(name) / "course" / path
+    file.write_text(nbformat.writes(notebook))
+    shutil.chown(file, name, name)
