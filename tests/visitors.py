@@ -2,12 +2,13 @@
 
 import json
 import os
+import pwd
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,14 +93,18 @@ def run_as(name: str, *command: object, **options) -> subprocess.CompletedProces
 
 
 @contextmanager
-def start_hub(*, learners: list[str], teachers: list[str]) -> Iterator[Hub]:
-    """With accounts that end with it."""
+def start_hub(*, learners: list[str], teachers: list[str], small_home: dict[str, int]) -> Iterator[Hub]:
+    """With accounts that end with it; the homes of some have so many megabytes."""
     folder, port = Path(tempfile.mkdtemp(prefix="hub-")), free_port(3)
     text = (HUB / "site.toml").read_text().replace("http://127.0.0.1:8000", url := f"http://127.0.0.1:{port}")
     text = text.replace('["teacher"]', json.dumps(teachers)).replace('["learner1", "learner2"]', json.dumps(learners))
     (folder / "site.toml").write_text(text)
     hub = Hub(folder, url, {**os.environ, "COURSE_HUB_SITE": str(folder / "site.toml")})
     try:
+        for name, size in small_home.items():
+            subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", name], check=True)
+            owner = f"size={size}m,mode=700,uid={pwd.getpwnam(name).pw_uid},gid={pwd.getpwnam(name).pw_gid}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", owner, "tmpfs", home(name)], check=True)
         hub.script("up.sh")
         yield hub
     finally:
@@ -107,6 +112,8 @@ def start_hub(*, learners: list[str], teachers: list[str]) -> Iterator[Hub]:
         if (folder / "hub.log").exists():
             shutil.copy(folder / "hub.log", SHOTS)
         hub.script("down.sh")
+        for name in small_home:
+            subprocess.run(["umount", "--lazy", home(name)], check=False)
         for name in [*learners, *teachers]:
             subprocess.run(["pkill", "-KILL", "-u", name], check=False)
             subprocess.run(["userdel", "--force", "--remove", name], capture_output=True, check=False)
@@ -175,19 +182,70 @@ class Visitor:
         self.open(path)
         self.menu("Run", "Run All Cells")
         file = home(self.name) / "course" / path
-        return watch(lambda: self.page.keyboard.press("Control+s"), self.page, file, seconds)
+        return watch(self.page, file, seconds)
+
+    def find_cell(self, text: str):
+        """Scroll until a cell is there that has this text: Lab draws only what one sees."""
+        self.page.keyboard.press("Escape")
+        self.page.click(".jp-NotebookPanel .jp-Cell >> nth=0")
+        cell = self.page.locator(f".jp-Cell:has-text('{text}')")
+        self.page.hover(".jp-NotebookPanel .jp-WindowedPanel-outer")
+        for _ in range(300):
+            if cell.count():
+                cell.first.scroll_into_view_if_needed()
+                self.page.wait_for_timeout(1000)
+                return cell.first
+            self.page.mouse.wheel(0, 600)
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"no cell has {text}")
+
+    def open_assignments(self, name: str) -> None:
+        """nbgrader's list, and one of it in detail."""
+        self.menu("Nbgrader", "Assignment List")
+        self.page.click(f"#fetched_assignments_list a:text-is('{name}') >> nth=0")
+        self.page.wait_for_timeout(600)
+
+    def answer(self) -> str:
+        """What a dialog says, which is then closed."""
+        self.page.wait_for_selector(".jp-Dialog")
+        text = self.page.inner_text(".jp-Dialog")
+        self.page.click(".jp-Dialog button >> nth=-1")
+        self.page.wait_for_selector(".jp-Dialog", state="detached")
+        return text
+
+    def grade(self, row: str, step: str, *, fresh: bool = True) -> str:
+        """A click in nbgrader's formgrader; what it says."""
+        if fresh:
+            self.page.goto(f"{self.server}/formgrader")
+        self.page.click(f"tr:has-text('{row}') .{step} a")
+        self.page.wait_for_selector(".modal.in >> text=/Success|Error/")
+        text = self.page.inner_text(".modal.in")
+        assert "Success" in text, text
+        self.page.click(".modal.in button >> nth=-1")
+        self.page.wait_for_selector(".modal.in", state="detached")
+        return text
+
+    def stopped(self) -> bool:
+        """The hub knows that this person has no server."""
+        self.page.goto(f"{self.hub.url}/hub/home")
+        return "Start My Server" in self.page.inner_text("#start")
+
+    def reaches(self, url: str) -> bool:
+        with suppress(Error):
+            return self.get(url).ok
+        return False
 
     def get(self, url: str, **options):
         """With this person's cookies, and without a page."""
         return self.context.request.get(url, **options)
 
 
-def watch(save: Callable[[], None], page, file: Path, seconds: float) -> dict:
+def watch(page, file: Path, seconds: float) -> dict:
     """Save and look, until every cell has run or one has failed."""
     deadline = time.monotonic() + seconds
     while True:
         page.wait_for_timeout(1500)
-        save()
+        page.keyboard.press("Control+s")
         page.wait_for_timeout(500)
         notebook = json.loads(file.read_text())
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]

@@ -1,0 +1,500 @@
+"""The learner's front door, in a real browser: a real JupyterHub whose servers are jobs of a real Slurm."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import ROOT, wait_until
+from visitors import (
+    Visitor,
+    errors,
+    figures,
+    free_port,
+    home,
+    open_browser,
+    printed,
+    run_as,
+    start_hub,
+    watch,
+    write_notebook,
+)
+
+from lessons.run import smoke_parameters
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+LEARNERS, TEACHER = ["ddl-ada", "ddl-bob", "ddl-dan"], "ddl-tea"
+LESSON = "notebooks/00_start.ipynb"
+# What a learner types who wants ranks on two nodes and a job in the queue.
+ON_NODES = (
+    'from course_lib import ranks\nteam = ranks.start(4, slurm="--nodes=2 --ntasks-per-node=2 --mem-per-cpu=300")',
+    "%%px\nimport socket\nfrom course_lib.config import Config\nfrom course_lib.world import start\n"
+    'world = start(Config(launcher="mpi", device="cpu", timeout=60))\n'
+    "total = torch.tensor([2.0 ** world.rank]) if 'torch' in dir() else __import__('torch').tensor([2.0 ** world.rank])\n"
+    "__import__('torch').distributed.all_reduce(total)\nprint(socket.gethostname(), int(total))",
+    "team.stop()",
+)
+IN_THE_QUEUE = (
+    "from course_lib import jobs\n"
+    'asked = dict(data="../data/smoke", train_years="1980-1983", valid_years="1984", width=4, max_steps=20, epochs=1)\n'
+    'job = jobs.submit("04_ddp", nodes=2, cpus_per_task=1, mem_per_cpu=500, **asked)\njob',
+    "result = job.result()\nprint(job.status().state, result)",
+    "jobs.table()",
+)
+
+
+@pytest.fixture(scope="module")
+def hub():
+    if os.geteuid() != 0:
+        pytest.skip("a hub for several learners needs root: accounts, and jobs in their names")
+    if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("Slurm is not installed: apt-get install slurm-wlm slurm-client munge")
+    smoke_parameters("04_ddp")  # makes its data, which every learner sees
+    with start_hub(learners=LEARNERS, teachers=[TEACHER], small_home={"ddl-dan": 40}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def visitor(browser, hub):
+    """Somebody new at the door."""
+    people = []
+
+    def come(name: str) -> Visitor:
+        people.append(Visitor(browser, hub, name))
+        return people[-1]
+
+    yield come
+    for one in people:
+        one.context.close()
+
+
+@pytest.fixture
+def inside(visitor, hub):
+    """Somebody whose server runs, and is started if need be."""
+
+    def come(name: str) -> Visitor:
+        one = visitor(name)
+        one.log_in()
+        if any(" jupyter " in job for job in hub.queue(name)):
+            one.page.goto(f"{one.server}/lab/tree/{LESSON}?reset")
+            one.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        else:
+            one.ask_for_a_server()
+            one.wait_for_lab()
+        return one
+
+    return come
+
+
+def server_of(name: str) -> psutil.Process:
+    """The process of a learner's server."""
+    found = [one for one in psutil.process_iter(["username", "cmdline"]) if one.info["username"] == name]
+    return next(one for one in found if any("jupyterhub-singleuser" in word for word in one.info["cmdline"]))
+
+
+def token_of(name: str) -> str:
+    return server_of(name).environ()["JUPYTERHUB_API_TOKEN"]
+
+
+# ---- the door ---------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_login_there_is_only_the_login_page(visitor, hub):
+    nobody = visitor("ddl-ada")
+    for path in ("/", "/hub/home", "/hub/spawn", "/user/ddl-ada/lab", "/user/ddl-ada/api/contents"):
+        answer = nobody.get(f"{hub.url}{path}")
+        assert "/hub/login" in answer.url or answer.status == 403, path
+    assert nobody.get(f"{hub.url}/hub/api/users").status == 403
+    assert nobody.context.request.get(f"{hub.url}/hub/metrics").status in (403, 404)
+
+
+@pytest.mark.parametrize("name, password", [("ddl-ada", "guessed"), ("ddl-ada", " "), ("root", None), ("nobody", None)])
+def test_a_wrong_password_or_a_strangers_name_is_refused(name, password, visitor):
+    guest = visitor(name)
+    guest.log_in(password)
+    guest.page.wait_for_load_state()
+    assert "/hub/login" in guest.page.url
+    assert "Invalid username or password" in guest.page.inner_text("body")
+    guest.shot("refused")
+
+
+# ---- a learner's morning ------------------------------------------------------------------------------------------------------
+
+
+def test_from_the_login_page_to_the_last_cell_of_lesson_00(visitor, hub):
+    ada = visitor("ddl-ada")
+    ada.page.goto(hub.url)
+    ada.shot("1-login")
+    ada.log_in()
+    ada.page.wait_for_selector("#spawn_form")
+    ada.shot("2-choice")
+    ada.ask_for_a_server()
+    told = ada.wait_for_lab()
+    assert any("waits in the queue" in line for line in told) and any("runs on node" in line for line in told), told
+    assert ada.page.url == f"{ada.server}/lab/tree/{LESSON}"
+    ada.shot("3-lab")
+    assert ada.page.locator(".Toastify__toast").count() == 0  # no news
+    specs = ada.get(f"{ada.server}/api/kernelspecs").json()
+    assert list(specs["kernelspecs"]) == ["python3"]
+    names = {one["name"] for one in ada.get(f"{ada.server}/api/contents").json()["content"]}
+    assert {"notebooks", "exercises", "course_lib", "slurm"} <= names and not {"solutions", "tests"} & names
+    about = ada.get(f"{ada.server}/lab/api/extensions")
+    if about.ok:
+        there = {one["name"] for one in about.json()}
+        assert {"@jupyter/nbgrader" in there or any("nbgrader" in name for name in there)} == {True}, there
+    notebook = ada.run_all(LESSON)
+    assert errors(notebook) == []
+    ada.shot("4-lesson-00")
+
+
+def test_lesson_04_on_ranks_inside_the_job(inside):
+    ada = inside("ddl-ada")
+    lesson = home("ddl-ada") / "course" / "notebooks" / "04_ddp.ipynb"
+    notebook = json.loads(lesson.read_text())
+    cell = next(cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", []))
+    cell["source"] = "".join(cell["source"]) + "".join(
+        f"\n{name} = {value!r}" for name, value in smoke_parameters("04_ddp").items()
+    )
+    lesson.write_text(json.dumps(notebook))  # as a learner who is in a hurry would change it
+    done = ada.run_all("notebooks/04_ddp.ipynb", seconds=500)
+    assert errors(done) == []
+    assert figures(done) >= 3
+    cell = ada.find_cell("plots.timeline(recorded)")
+    assert cell.locator("img").first.evaluate("image => image.naturalWidth") > 300
+    ada.shot("5-timeline")
+
+
+def test_ranks_as_a_second_job_on_two_nodes_and_a_companion_job(inside, hub):
+    ada = inside("ddl-ada")
+    write_notebook("ddl-ada", "notebooks/mine.ipynb", *ON_NODES, *IN_THE_QUEUE)
+    done = ada.run_all("notebooks/mine.ipynb")
+    assert errors(done) == []
+    said = printed(done)
+    assert said.count("node1 15") == 2 and said.count("node2 15") == 2, said  # 1 + 2 + 4 + 8, on both nodes
+    assert "COMPLETED" in said, said
+    ada.shot("6-jobs")
+    assert [job.split()[1] for job in hub.queue("ddl-ada")] == ["jupyter"]  # the ranks have ended
+
+
+def test_two_learners_at_once_get_servers_of_their_own(visitor, hub):
+    for name in ("ddl-ada", "ddl-bob"):
+        hub.ask("scancel", f"--user={name}")
+    people = [visitor("ddl-ada"), visitor("ddl-bob")]
+    for one in people:
+        one.log_in()
+    wait_until(lambda: all(one.stopped() for one in people), every=1)
+    for one in people:
+        one.ask_for_a_server("ranks")
+    for one in people:
+        one.wait_for_lab()
+    for one in people:
+        asked = hub.ask("squeue", "-h", f"--user={one.name}", "--name=jupyter", "-o", "%D %C")
+        assert asked.split() == ["2", "4"]  # nodes and cores of that profile
+        assert one.get(f"{one.server}/api/me").json()["identity"]["username"] == one.name
+
+
+# ---- an exercise, from its release to its feedback --------------------------------------------------------------------------
+
+
+def test_an_exercise_is_released_done_validated_submitted_graded_and_answered(inside):
+    tea, bob = inside(TEACHER), inside("ddl-bob")
+    for step in ("assign", "release"):
+        tea.grade("ex00_start", step)
+    exercise = home("ddl-bob") / "course/exercises/ex00_start/ex00_start.ipynb"
+    assert "NotImplementedError" in exercise.read_text()
+    bob.open_assignments("ex00_start")
+    bob.page.click("button:text-is('Validate')")
+    assert "failed" in bob.answer()  # nothing is done yet
+    exercise.write_text((ROOT / "solutions/ex00_start/ex00_start.ipynb").read_text())  # hours later
+    bob.page.click("button:text-is('Validate')")
+    assert "Success! Your notebook passes all the tests." in bob.answer()
+    bob.shot("7-assignment")
+    bob.page.click("button:text-is('Submit')")
+    bob.page.wait_for_selector("#submitted_assignments_list button:text-is('Fetch Feedback')")
+    assert "collected" in tea.grade("ex00_start", "collect")
+    tea.page.click("tr:has-text('ex00_start') .num-submissions a")
+    tea.grade("ddl-bob", "autograde", fresh=False)
+    tea.page.wait_for_selector("tr:has-text('ddl-bob') .status:has-text('graded')")
+    assert "7 / 7" in tea.page.inner_text("tr:has-text('ddl-bob')")
+    tea.shot("8-graded")
+    for step in ("generate-feedback", "release-feedback"):
+        tea.grade("ex00_start", step)
+    bob.page.click("#refresh_assignments_list")
+    bob.page.wait_for_selector("text=feedback available to fetch")
+    bob.page.click("button:text-is('Fetch Feedback')")
+    bob.page.wait_for_selector("text=view feedback")
+    pages = list((home("ddl-bob") / "course").glob("exercises/ex00_start/feedback/*/*.html"))
+    assert len(pages) == 1 and "Score: 7.0 / 7.0" in pages[0].read_text()
+    bob.shot("9-feedback")
+
+
+def test_what_an_update_brings_never_overwrites_a_learners_work(inside, hub):
+    """The lesson that ada has changed stays hers, and the new one is beside it; another is replaced."""
+    for name in ("04_ddp", "03_data_parallel"):
+        path = hub.folder / "published" / "learners" / "notebooks" / f"{name}.ipynb"
+        path.write_text(path.read_text().replace("nbformat", "nbformat", 1) + "\n")
+    mine = home("ddl-ada") / "course" / "notebooks" / "04_ddp.ipynb"
+    mine.write_text(mine.read_text() + "\n\n")
+    before = mine.read_bytes()
+    hub.ask("scancel", "--user=ddl-ada")
+    ada_is_out = lambda: not hub.queue("ddl-ada")  # noqa: E731
+    wait_until(ada_is_out, every=0.5)
+    inside("ddl-ada")
+    assert mine.read_bytes() == before
+    assert mine.with_name("04_ddp.new.ipynb").read_text().endswith("}\n\n")
+    assert mine.with_name("03_data_parallel.ipynb").read_text().endswith("}\n\n")
+
+
+# ---- what is closed ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_learner_reaches_nothing_of_another(inside, hub):
+    inside("ddl-ada")
+    bob = inside("ddl-bob")
+    ada = f"{hub.url}/user/ddl-ada"
+    for url in (f"{ada}/lab", f"{ada}/api/contents/{LESSON}", f"{ada}/api/kernels", f"{ada}/files/{LESSON}"):
+        assert bob.get(url).status == 403, url
+    assert bob.get(f"{hub.url}/hub/api/users/ddl-ada").status in (403, 404)
+    token = token_of("ddl-bob")
+    header = {"Authorization": f"token {token}"}
+    assert bob.get(f"{hub.url}/hub/api/users/ddl-bob", headers=header).ok
+    assert bob.get(f"{hub.url}/hub/api/users/ddl-ada", headers=header).status in (403, 404)
+    assert bob.get(f"{ada}/api/contents", headers=header).status == 403
+    assert run_as("ddl-bob", "ls", home("ddl-ada")).returncode != 0
+    job = hub.queue("ddl-ada")[0].split()[0]
+    slurm = {**os.environ, "SLURM_CONF": str(hub.folder / "slurm" / "slurm.conf")}
+    for command in (
+        ("scancel", job),
+        ("scontrol", "update", f"jobid={job}", "timelimit=1"),
+        ("sbcast", "-j", job, "/etc/hosts", "/tmp/x"),
+    ):
+        assert run_as("ddl-bob", *command, env=slurm).returncode != 0, command
+    assert run_as("ddl-bob", "scontrol", "write", "batch_script", job, "-", env=slurm).returncode != 0
+    assert hub.queue("ddl-ada")[0].split()[0] == job
+
+
+def test_a_form_on_another_site_does_nothing(inside, hub):
+    ada = inside("ddl-ada")
+    page = ada.context.new_page()
+    page.set_content(f'<form method=post action="{hub.url}/hub/spawn"><input name=profile value=ranks></form>')
+    page.evaluate("document.forms[0].submit()")
+    page.wait_for_url(f"{hub.url}/**")
+    assert "403" in page.inner_text("body")
+    page.screenshot(path=ROOT / "runs" / "screenshots" / "other-site.png")
+    for method, url in (
+        ("POST", f"{hub.url}/hub/api/users/ddl-ada/tokens"),
+        ("DELETE", f"{hub.url}/hub/api/users/ddl-ada/server"),
+        ("POST", f"{ada.server}/api/terminals"),
+        ("PUT", f"{ada.server}/api/contents/evil.txt"),
+    ):
+        answer = ada.context.request.fetch(url, method=method, data="{}", headers={"Origin": "https://evil.example"})
+        assert answer.status == 403, url
+    assert len(hub.queue("ddl-ada")) == 1
+
+
+def test_tokens_are_in_no_address_no_log_no_list_of_processes_and_no_file_of_others(inside, hub):
+    ada = inside("ddl-ada")
+    assert "token" not in ada.page.url
+    token, password = token_of("ddl-ada"), hub.password
+    logs = hub.log() + (home("ddl-ada") / ".course-server.log").read_text()
+    everything = " ".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    proxy = (hub.folder / "proxy_token").read_text()
+    for secret in (token, password, proxy):
+        assert secret not in logs and secret not in everything
+    own = [hub.folder / name for name in ("password", "proxy_token", "cookie_secret", "hub.sqlite", "hub.log")]
+    assert [path.name for path in own if path.stat().st_mode & 0o077] == []
+    places = [hub.folder, "/tmp", "/home", ROOT / "data"]
+    seen = run_as("ddl-bob", "grep", "-rslF", "-D", "skip", "-e", token, "-e", proxy, *places)
+    assert seen.stdout == ""
+
+
+def test_what_servers_and_ranks_write_is_their_learners_alone(inside):
+    ada = inside("ddl-ada")
+    write_notebook("ddl-ada", "notebooks/open.ipynb", "from course_lib import ranks\nteam = ranks.start(2)", "%%px\n1")
+    assert errors(ada.run_all("notebooks/open.ipynb")) == []
+    course, runtime = home("ddl-ada") / "course", Path(server_of("ddl-ada").environ()["JUPYTER_RUNTIME_DIR"])
+    assert list(course.glob("runs/*/checkpoint.pt")), "lesson 04 has left some"
+    security = list(home("ddl-ada").glob(".ipython/profile_*/security/*.json"))
+    assert security and list(runtime.glob("kernel-*.json"))
+    for path in (course, *course.rglob("*"), *security, runtime, *runtime.rglob("*")):
+        if not path.is_symlink() and path.exists():
+            assert not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO), path
+    assert json.loads(security[0].read_text())["key"]
+    for one in psutil.process_iter(["username", "cmdline"]):
+        if one.info["username"] == "ddl-ada" and any(word.startswith("ipyparallel.") for word in one.info["cmdline"]):
+            for connection in one.net_connections():
+                assert connection.status != "LISTEN" or connection.laddr.ip == "127.0.0.1", (one, connection)
+
+
+# ---- what breaks -------------------------------------------------------------------------------------------------------------
+
+
+def lose_the_server(hub, ada: Visitor, how) -> None:
+    """The learner is told in Lab, and gets back in; what was saved is there."""
+    write_notebook("ddl-ada", "notebooks/kept.ipynb", "print(6 * 7)")
+    ada.open("notebooks/kept.ipynb")
+    job = hub.queue("ddl-ada")[0].split()[0]
+    how(job)
+    ada.page.wait_for_selector(".jp-Dialog >> text=/not running|unavailable|Connection/i")
+    ada.shot(f"lost-{how.__name__}")
+    wait_until(ada.stopped, every=1)
+    ada.page.goto(hub.url)
+    ada.ask_for_a_server()
+    ada.wait_for_lab()
+    assert "42" in printed(ada.run_all("notebooks/kept.ipynb"))
+    assert hub.queue("ddl-ada")[0].split()[0] != job
+
+
+def test_a_server_whose_job_is_cancelled(inside, hub):
+    def cancelled(job: str) -> None:
+        hub.ask("scancel", job)
+
+    lose_the_server(hub, inside("ddl-ada"), cancelled)
+
+
+def test_a_server_whose_node_goes_down(inside, hub):
+    ada = inside("ddl-ada")
+    node = hub.queue("ddl-ada")[0].split()[2]
+    assert node in ("node1", "node2")
+
+    def node_down(job: str) -> None:
+        hub.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    try:
+        lose_the_server(hub, ada, node_down)
+        assert hub.queue("ddl-ada")[0].split()[2] != node
+    finally:
+        hub.ask("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def test_servers_outlive_the_hub_and_the_proxy(inside, hub):
+    ada = inside("ddl-ada")
+    jobs = hub.queue("ddl-ada")
+    write_notebook("ddl-ada", "notebooks/kept.ipynb", "import time\nprint(6 * 7, time.time())")
+    assert "42 " in printed(ada.run_all("notebooks/kept.ipynb"))
+    os.kill(hub.pid("hub"), signal.SIGTERM)
+    wait_until(lambda: not psutil.pid_exists(hub.pid("hub")) if (hub.folder / "hub.pid").exists() else True, every=0.2)
+    ada.menu("Run", "Run All Cells")  # without a hub
+    file = home("ddl-ada") / "course" / "notebooks" / "kept.ipynb"
+    before = file.read_text()
+    ada.page.wait_for_timeout(1000)
+    assert "42 " in printed(watch(ada.page, file, 60))
+    assert file.read_text() != before
+    hub.script("up.sh")
+    assert hub.queue("ddl-ada") == jobs
+    assert ada.get(f"{ada.server}/api/status").ok
+    old = hub.pid("proxy")
+    os.kill(old, signal.SIGKILL)
+    wait_until(lambda: hub.pid("proxy") != old and ada.reaches(f"{hub.url}/hub/login"), every=1)
+    wait_until(lambda: ada.reaches(f"{ada.server}/api/status"), every=1)
+    assert hub.queue("ddl-ada") == jobs
+    assert "42 " in printed(ada.run_all("notebooks/kept.ipynb"))
+
+
+def test_in_a_full_queue_a_learner_is_told_and_waits(visitor, hub):
+    hub.ask("scancel", "--user=ddl-bob")
+    hub.ask("sbatch", "--array=1-40", "--ntasks=1", "--mem=1", "--output=/dev/null", "--wrap=sleep 600")
+    bob = visitor("ddl-bob")
+    try:
+        bob.log_in()
+        wait_until(bob.stopped, every=1)
+        bob.ask_for_a_server()
+        bob.page.wait_for_selector("text=/the cluster is full/")
+        bob.shot("full-queue")
+    finally:
+        hub.ask("scancel", "--user=root")
+    bob.wait_for_lab()
+
+
+def test_with_a_full_home_the_server_starts_and_the_learner_makes_room(visitor, hub):
+    dan = visitor("ddl-dan")
+    dan.arrive()
+    hub.ask("scancel", "--user=ddl-dan")
+    wait_until(dan.stopped, every=1)
+    big = home("ddl-dan") / "course" / "big.bin"
+    run_as("ddl-dan", "dd", "if=/dev/zero", f"of={big}", "bs=4k")
+    assert shutil.disk_usage(home("ddl-dan")).free == 0
+    dan.ask_for_a_server()
+    dan.wait_for_lab()
+    dan.page.click(".jp-NotebookPanel .jp-Cell")
+    before = (home("ddl-dan") / "course" / LESSON).read_bytes()
+    dan.page.keyboard.press("Enter")
+    dan.page.keyboard.type("x" * 100)
+    dan.page.keyboard.press("Control+s")
+    dan.page.wait_for_selector(".jp-Dialog >> text=/No space left/")
+    dan.shot("full-home")
+    assert (home("ddl-dan") / "course" / LESSON).read_bytes() == before  # whole
+    dan.page.click(".jp-Dialog button >> nth=-1")
+    big.unlink()
+    dan.page.keyboard.press("Control+s")
+    wait_until(lambda: (home("ddl-dan") / "course" / LESSON).read_bytes() != before, every=0.5)
+
+
+# ---- the way out, and the way in without a hub --------------------------------------------------------------------------------
+
+
+def test_who_logs_out_is_out(inside, hub):
+    ada = inside("ddl-ada")
+    ada.page.goto(f"{hub.url}/hub/home")
+    ada.page.click("#logout")
+    ada.page.wait_for_url("**/hub/login*")
+    ada.shot("out")
+    assert "/hub/login" in ada.get(f"{hub.url}/hub/home").url
+    answer = ada.get(f"{ada.server}/api/contents")
+    assert answer.status == 403 or "/hub/login" in answer.url
+
+
+@pytest.mark.timeout(900)
+def test_make_lab_and_run_all_of_lesson_01(browser):
+    """The plain way, without a hub: no errors, and every figure drawn."""
+    folder, port = ROOT / "runs" / "in_a_browser", free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook = json.loads((ROOT / "notebooks" / "01_baseline.ipynb").read_text())
+    cell = next(cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", []))
+    values = smoke_parameters("01_baseline") | {"runs": str(folder)}
+    values |= {"data": str(ROOT / "data" / "smoke"), "real_data": str(ROOT / "data" / "ncep")}
+    cell["source"] = "".join(cell["source"]) + "".join(f"\n{name} = {value!r}" for name, value in values.items())
+    file = folder / "01_baseline.ipynb"
+    file.write_text(json.dumps(notebook))
+    drawn = sum("plots." in "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    flags = f"--allow-root --no-browser --port={port} --IdentityProvider.token=test"
+    command = ["make", "-C", str(ROOT), "lab", f"LAB_FLAGS={flags}"]
+    log = open(folder / "lab.log", "w")
+    lab = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(f"{url}/api"), every=0.5)
+        page = context.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(f"{url}/lab?token=test")
+        page.wait_for_selector(".lm-TabBar-tabLabel:text-is('00_start.ipynb')")  # make lab opens the first lesson
+        page.screenshot(path=ROOT / "runs" / "screenshots" / "make-lab.png")
+        page.goto(f"{url}/lab/tree/runs/in_a_browser/01_baseline.ipynb?reset")
+        page.wait_for_selector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]")
+        page.click(".lm-MenuBar-itemLabel:text-is('Run')")
+        page.click(".lm-Menu-itemLabel:text-is('Run All Cells')")
+        done = watch(page, file, 600)
+        page.screenshot(path=ROOT / "runs" / "screenshots" / "lesson-01.png")
+    finally:
+        context.close()
+        os.killpg(lab.pid, signal.SIGTERM)
+        lab.wait(60)
+        log.close()
+    assert errors(done) == []
+    assert figures(done) >= drawn - 1 and drawn >= 5, (figures(done), drawn)
+
+
+def answers(url: str) -> bool:
+    return subprocess.run(["curl", "-fsS", "-o", "/dev/null", url], capture_output=True, check=False).returncode == 0
