@@ -36,6 +36,7 @@ from course_lib.world import meet_by_file, stay_on_this_machine
 
 MISMATCH = "distributed collective mismatch"  # gloo's words; it raises them or, where nobody can catch them, aborts
 SECONDS = 5.0  # of computing, or of waiting; calls of the exercises need a few milliseconds
+LINES, WIDTH = 100, 2000  # of what a rank printed: a loop without an end may have printed a million lines
 LIBRARIES = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["course_lib.trial"])
@@ -136,9 +137,8 @@ def _outcomes(folder: Path, codes: Sequence[int | None], seconds: float) -> list
     """All that the ranks returned, after what they printed; or the error that explains why some did not."""
     n = len(codes)
     for rank in range(n):
-        with suppress(FileNotFoundError):
-            for line in (folder / f"said.{rank}").read_text(errors="replace").splitlines():
-                print(f"[rank {rank}] {line}" if n > 1 else line)
+        for line in _said(folder / f"said.{rank}"):
+            print(f"[rank {rank}] {line}" if n > 1 else line)
     outcomes = read_outcomes(folder, n)
     failures = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failure)}
     stacks = {rank: stack(folder, rank) for rank in range(n) if rank not in outcomes}
@@ -152,6 +152,14 @@ def _outcomes(folder: Path, codes: Sequence[int | None], seconds: float) -> list
         said = Path(folder, "launcher").read_text() if Path(folder, "launcher").exists() else ""
         raise _explain_death(folder, rank, codes[rank], n, said)
     return [outcomes[rank] for rank in range(n)]
+
+
+def _said(path: Path) -> list[str]:
+    """The lines that a rank printed; of very many the first and the last."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    if len(lines) > LINES:
+        lines[LINES // 2 : -LINES // 2] = [f"… ({len(lines) - LINES:,} lines are left out here)"]
+    return [line if len(line) <= WIDTH else f"{line[:WIDTH]}… ({len(line):,} characters)" for line in lines]
 
 
 # ---- why -------------------------------------------------------------------------------------------------------------------

@@ -7,19 +7,21 @@ import faulthandler
 import os
 import pickle
 import re
+import resource
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 START_UP = 60.0  # seconds until all ranks have met
+MEMORY = 2  # GB more than it begins with; a loop that collects for ever must not take the whole machine's
 AT_MOST = 12  # times the seconds that a call should need: on a busy machine, and if nobody asks
 
 
@@ -47,7 +49,8 @@ def be_rank(rank: int, n: int, folder: Path, seconds: float, *, join=None) -> bo
             time.sleep(0.002)
         call = pickle.loads((folder / "call").read_bytes())
         faulthandler.dump_traceback_later(AT_MOST * seconds, file=stacks)
-        outcome = call(rank)
+        with _limited_memory():
+            outcome = call(rank)
         pickled, returned = _pickle(outcome), True
     except BaseException as error:
         returned = False
@@ -67,6 +70,19 @@ def read_outcomes(folder: Path, n: int) -> dict[int, Any]:
     return {rank: pickle.loads(file.read_bytes()) for rank, file in files.items() if file.exists()}
 
 
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Only Linux counts it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if sys.platform == "linux" and soft == resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + MEMORY * 2**30, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))  # to say what went wrong, it needs some
+
+
 def _pickle(outcome) -> bytes:
     try:
         return cloudpickle.dumps(outcome)
@@ -80,6 +96,8 @@ def _pickle(outcome) -> bytes:
 def _failure(error: BaseException) -> Failure:
     calls = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     message = re.sub(r"\[rank\d+\]:\[.+?\] ", "", str(error)).strip()  # without the time of a "Check failed" of torch's
+    if isinstance(error, MemoryError):
+        message = f"it asks for more than {MEMORY} GB. A loop without an end?"
     return Failure(type(error).__name__, message, calls)
 
 

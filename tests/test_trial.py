@@ -82,6 +82,12 @@ def crashes(rank: int) -> None:
     ctypes.string_at(0)
 
 
+def collects(rank: int) -> None:
+    kept = []
+    while True:
+        kept.append(bytes(2**28))
+
+
 def lacks(rank: int) -> None:
     raise NotImplementedError("no such kernel for this type")
 
@@ -122,6 +128,11 @@ def test_what_ranks_print_is_shown_by_rank(capsys):
         (generates, "rank 0 failed: TypeError: it returned a value of type generator, which can't be sent back"),
         (crashes, "rank 0 was killed by signal 11 in `crashes`, line .*string_at"),
         (lacks, "rank 0 failed in `lacks`, line .*no such kernel"),
+        pytest.param(
+            collects,
+            "rank 0 failed in `collects`, line .*MemoryError: it asks for more than 2 GB. A loop without an end",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it"),
+        ),
         (unwritten, "^unwritten is still to be written$"),
     ],
 )
@@ -148,6 +159,21 @@ def test_who_gets_on_slowly_is_waited_for():
 def test_a_loop_in_one_process_is_stopped():
     with pytest.raises(TrialError, match="stopped after 1 s: your code is in `loops`, line .*A loop without an end"):
         alone(loops, seconds=1)
+
+
+def test_of_what_a_loop_prints_the_ends_are_shown(capsys):
+    """A million lines would stop a browser, and fill a graded notebook."""
+
+    def prints():
+        print("x" * 5000)
+        while True:
+            print("again")
+
+    with pytest.raises(TrialError, match="your code is in `prints`, line "):
+        alone(prints, seconds=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("x… (5,000 characters)") and lines[1] == lines[-2] == "again"
+    assert len(lines) == 101 and lines[50].endswith(" lines are left out here)")
 
 
 def test_ranks_of_mpi():
