@@ -1,6 +1,7 @@
 """Every lesson has an exercise, with hints and a picture, and wrong answers are told what is wrong."""
 
 import re
+from collections import Counter
 
 import matplotlib
 import pytest
@@ -30,8 +31,9 @@ def test_wrong_answers_are_told_what_is_wrong(name, capsys):
             run_cell(cell.source, names)
     tasks = {grade_id(cell).removeprefix("write-"): cell for cell in cells if cell.metadata.nbgrader.solution}
     wrong = wrong_answers(name)
-    assert len(wrong) >= 2 and len(tasks) >= 2  # or nothing could be half done
-    assert {one.task for one in wrong} == set(tasks), "each task has a wrong answer"
+    assert len(tasks) >= 2  # or nothing could be half done
+    counts = Counter(one.task for one in wrong)
+    assert set(counts) == set(tasks) and min(counts.values()) >= 2, "each task has two wrong answers or more"
     for one in wrong:
         checks = [cell for cell in cells if re.fullmatch(rf"check-{one.task}(-.+)?", grade_id(cell))]
         run_cell(one.code, names)
@@ -44,11 +46,30 @@ def test_wrong_answers_are_told_what_is_wrong(name, capsys):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_each_task_has_three_hints_and_a_picture(name):
-    notebook = open_notebook("exercises", name)
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    tasks = sum(cell.metadata.nbgrader.solution for cell in code_cells(notebook))
-    assert [text.count(f"<summary>Hint {number}</summary>") for number in (1, 2, 3)] == [tasks] * 3
-    assert sum("plots." in cell.source for cell in code_cells(notebook) if "import" not in cell.source) >= 1
+    """Between the cell to write in and its check."""
+    tasks: list[list[str]] = []
+    waiting = False
+    for cell in open_notebook("exercises", name).cells:
+        marks = cell.metadata.get("nbgrader", {})
+        if marks.get("solution"):
+            tasks.append([])
+        waiting = marks.get("solution") or waiting and not marks.get("grade")
+        if waiting:
+            tasks[-1].append(cell.source)
+    for cells in tasks:
+        text = "\n".join(cells)
+        assert re.findall(r"<summary>Hint (\d)</summary>", text) == ["1", "2", "3"], text
+        assert "plots." in text, text
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_each_check_has_hidden_tests_that_are_others_than_the_visible_ones(name):
+    for cell in code_cells(open_notebook("solutions", name)):
+        if cell.metadata.nbgrader.grade:
+            visible, hidden = re.fullmatch(
+                r"(.+)### BEGIN HIDDEN TESTS\n(.+)### END HIDDEN TESTS", cell.source.strip(), re.S
+            ).groups()
+            assert hidden.strip() and not set(hidden.splitlines()) & set(visible.splitlines()), hidden
 
 
 TASK = """# %% [markdown]

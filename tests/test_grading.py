@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,12 +63,11 @@ def test_solutions_have_full_marks_and_stubs_fail_at_their_stubs(name, grading):
     submit("all", name, fill_in(released, solution, 99), grading)
     score, best = autograde(name, "all", grading)
     assert score == best > 0
-    if name.startswith("ex"):  # a lab's unwritten answer is refused before anything is run: test_labs.py
-        submit("none", name, stub, grading)
-        assert autograde(name, "none", grading) == (0, best)
-        for cell in code_cells(nbformat.read(grading / "autograded" / "none" / name / f"{name}.ipynb", as_version=4)):
-            errors = [output.evalue for output in cell.outputs if output.output_type == "error"]
-            assert [("still to be written" in error) for error in errors] == [True] * bool(cell.metadata.nbgrader.grade)
+    submit("none", name, stub, grading)
+    assert autograde(name, "none", grading) == (0, best)
+    for cell in code_cells(nbformat.read(grading / "autograded" / "none" / name / f"{name}.ipynb", as_version=4)):
+        errors = [output.evalue for output in cell.outputs if output.output_type == "error"]
+        assert [("still to be written" in error) for error in errors] == [True] * bool(cell.metadata.nbgrader.grade)
 
 
 def test_a_half_done_one_has_marks_in_between(grading):
@@ -78,18 +78,56 @@ def test_a_half_done_one_has_marks_in_between(grading):
     assert 0 < score < best
 
 
-def test_a_loop_outside_of_functions_is_stopped_and_the_rest_is_graded(grading):
+def test_what_never_ends_is_stopped_and_explained_and_the_rest_is_graded(grading):
+    """A loop outside of a function, a loop in one, and a deadlock."""
     name = "ex04_ddp"
     grade.release([name])
     stub = fill_in(open_notebook("exercises", name), open_notebook("solutions", name), 99)
-    broken = next(cell for cell in code_cells(stub) if grade_id(cell) == "write-average")
-    broken.source += "\nwhile True:\n    pass\n"
+    cells = {grade_id(cell): cell for cell in code_cells(stub)}
+    cells["write-rate"].source += "\nwhile True:\n    pass\n"
+    cells["write-buckets"].source += "\ndef make_buckets(sizes, limit):\n    while True:\n        print('again')\n"
+    cells["write-average"].source += "\ndef average(model):\n    dist.recv(torch.zeros(1))\n"
     submit("loop", name, stub, grading)
     score, best = autograde(name, "loop", grading)
-    assert score == best  # the function was there before the loop
-    graded = nbformat.read(grading / "autograded" / "loop" / name / f"{name}.ipynb", as_version=4)
-    said = json.dumps([cell.outputs for cell in code_cells(graded)])
-    assert "A loop without an end, outside of a function?" in said
+    points = {name: cell.metadata.nbgrader.points for name, cell in cells.items() if name.startswith("check-")}
+    assert (score, best) == (points["check-deal"] + points["check-rate"], sum(points.values()))
+    path = grading / "autograded" / "loop" / name / f"{name}.ipynb"
+    said = {grade_id(cell): json.dumps(cell.outputs) for cell in code_cells(nbformat.read(path, as_version=4))}
+    assert "A loop without an end, outside of a function?" in said["write-rate"]  # its function was there before
+    assert "stopped after 5 s: your code is in `make_buckets`, line " in said["check-buckets"]
+    assert len(said["check-buckets"]) < 20_000  # of all that it printed
+    assert "they wait for each other: a deadlock: rank 0 is in `average`, line " in said["check-average"]
+
+
+def test_on_a_hub_the_exchange_carries_what_is_released_submitted_and_answered(grading):
+    """The commands of TEACHING.md; a learner's are said in a copy of the course, as on the hub."""
+    name, learner, exchange = "ex00_start", grading / "learner", grading / "exchange"
+    exchange.mkdir()
+    exchange.chmod(0o1777)
+    shutil.copytree(ROOT / "exercises" / name, learner / "exercises" / name)
+    shutil.copy(ROOT / "nbgrader_config.py", learner)
+    hub = os.environ | {"COURSE_EXCHANGE": str(exchange), "JUPYTER_DATA_DIR": str(grading / "jupyter")}
+    home = {name: value for name, value in hub.items() if name != "COURSE_GRADING"}
+
+    def say(*words: str, folder: Path = ROOT, variables: dict = hub) -> str:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    say("nbgrader", "generate_assignment", name)
+    say("nbgrader", "release_assignment", name)
+    assert f"ddl {name}" in say("nbgrader", "list", folder=learner, variables=home)
+    say("nbgrader", "submit", name, folder=learner, variables=home)
+    say("nbgrader", "collect", name)
+    assert re.search(rf"{name} +0 of \d", say("lessons.grade", name))
+    say("nbgrader", "generate_feedback", name)
+    say("nbgrader", "release_feedback", name)
+    say("nbgrader", "fetch_feedback", name, folder=learner, variables=home)
+    (page,) = (learner / "exercises" / name / "feedback").rglob("*.html")
+    assert "is still to be written" in page.read_text()
 
 
 def test_submissions_are_graded_side_by_side_and_answered(grading, capsys):

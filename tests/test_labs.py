@@ -1,6 +1,7 @@
 """The break-it labs on real ranks: each case breaks as it should, right answers are right, and wrong ones are told why."""
 
 import re
+from functools import partial
 
 import pytest
 from exercise_cells import code_cells, open_notebook, run_cell
@@ -72,6 +73,17 @@ def test_a_fix_that_changes_nothing_is_refused(name, cases, answers):
         words = "still breaks|do not agree|expected"
     with pytest.raises(WrongAnswer, match=words):
         case.check_fix(lambda: answer)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_other_faults_of_a_lab_and_another_line_are_refused(name, cases, answers):
+    case, answer = cases[name], answers[name]
+    for other in (fault for near, fault in CASES.items() if near[0] == name[0] and near != name):
+        words = f"not a {other}. There {FAULTS[other].shows}: do you see that here?"
+        with pytest.raises(WrongAnswer, match=re.escape(words)):
+            case.check(partial(dict, answer, what=other))
+    with pytest.raises(WrongAnswer, match="line 1 is `import json`; .*does not come from there"):
+        case.check(lambda: answer | {"line": 1})
 
 
 @pytest.mark.parametrize(
