@@ -8,6 +8,8 @@ The same files give the same archive, byte for byte. It holds what git knows, so
 import argparse
 import gzip
 import io
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -41,6 +43,21 @@ def files(all: bool = False) -> list[str]:
     return [name for name in names if all or not name.startswith(KEPT_BACK)]
 
 
+def text(name: str) -> bytes:
+    """A file as learners get it: with no link to what is kept back, and a word about that."""
+    content = (ROOT / name).read_bytes()
+    if not name.endswith(".md"):
+        return content
+
+    def link(found: re.Match) -> str:
+        path = os.path.normpath(os.path.join(os.path.dirname(name), found[2]))
+        return found[1] if f"{path}/".startswith(KEPT_BACK) or path in KEPT_BACK else found[0]
+
+    title, rest = re.sub(r"\[([^]]+)\]\(([^)]+)\)", link, content.decode()).split("\n", 1)
+    note = "*This is the learners' archive. Solutions, tests and all for teaching are with whoever gives the course.*"
+    return f"{title}\n\n{note}\n{rest}".encode()
+
+
 def pack(path: Path) -> int:
     """Write the archive, whole or not at all; how many files it has."""
     content, names = io.BytesIO(), files()
@@ -49,8 +66,9 @@ def pack(path: Path) -> int:
             entry = archive.gettarinfo(ROOT / name, f"course/{name}")
             entry.mtime = entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
-            with open(ROOT / name, "rb") as file:
-                archive.addfile(entry, file)
+            own = text(name)
+            entry.size = len(own)
+            archive.addfile(entry, io.BytesIO(own))
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".half")
     half.write_bytes(gzip.compress(content.getvalue(), mtime=0))

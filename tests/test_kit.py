@@ -64,6 +64,12 @@ def test_the_archive_has_no_solution_and_can_be_built_from(tmp_path):
         for cell in code_cells(open_notebook("solutions", source.stem)):
             for answer in re.findall(r"### BEGIN SOLUTION\n(.+?)\n\s*### END SOLUTION", cell.source, re.S):
                 assert json.dumps(answer)[1:-1] not in text, f"{source.stem}: {answer}"
+    pages = list(course.rglob("*.md"))
+    assert {page.name for page in pages} >= {"README.md", "CONTRIBUTING.md"}
+    for page in pages:
+        assert "This is the learners' archive" in page.read_text()
+        for path in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / path).exists(), f"{page.name} links to {path}, which is not in the archive"
     done = subprocess.run(
         [sys.executable, "-m", "lessons.build"], cwd=course, capture_output=True, text=True, check=False
     )
