@@ -194,6 +194,9 @@ case_c.check_fix(answer_c)
 # ## Case d · A bolder batch
 #
 # Somebody has made the batch larger, to make better use of the node. Now it does not get through its first step.
+#
+# (Only Linux can limit what one process takes. On a Mac this case gets through; there take for its last words, on every rank:
+# `DefaultCPUAllocator: can't allocate memory: you tried to allocate 12582912 bytes`, in `loss.backward()`.)
 
 # %%
 case_d = Case("3d")
