@@ -74,7 +74,10 @@ class Case:
 
     def timeline(self) -> None:
         """What the ranks did when: the first steps."""
-        plots.timeline({f"case {self.name}": read_timelines(self.folder)}, skip=0, steps=3)
+        found = read_timelines(self.folder) if list(self.folder.glob("timeline.*.json")) else []
+        if not any(one.total("load") for one in found):
+            return print("the timeline is empty: no rank has begun its first step")
+        plots.timeline({f"case {self.name}": found}, skip=0, steps=3)
 
     def flight_recorder(self, last: int = 8) -> Table:
         """The last collectives that each rank has begun, side by side."""

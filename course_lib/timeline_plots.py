@@ -80,7 +80,7 @@ def timeline(runs: Mapping[str, Sequence[Timeline]], *, skip: int = 3, steps: in
         squeeze=False,
     )
     for axis, (name, found) in zip(axes.flat, runs.items()):
-        windows = [_window(each, "load", skip=skip, steps=steps + 1) for each in found]
+        windows = [_window(each, "load", skip=skip, steps=steps + 1) for each in found if each.total("load")]
         first, last = min(window[0] for window in windows), max(window[1] for window in windows)
         for rank, each in enumerate(found):
             for lane, kinds in enumerate(lanes):

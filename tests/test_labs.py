@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+import matplotlib
 import pytest
 from exercise_cells import code_cells, open_notebook, run_cell
 
@@ -13,6 +14,7 @@ from course_lib.lab_runs import GOOD, RANKS, how_it_ended, mend
 from course_lib.labs import CASES, Case, victim
 from course_lib.trial import TrialError
 
+matplotlib.use("agg")
 ENDS = {
     "fixed port taken": "rank 0 failed",
     "killed rank": "was ended by signal 9",
@@ -148,6 +150,21 @@ def test_the_evidence_can_be_read(cases, capsys):
     weights = {row[1] for row in cases["1a"].events("start").rows}
     assert len(weights) == RANKS
     cases["3a"].program()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_evidence_can_be_asked_for_in_every_case(name, cases, capsys):
+    case = cases[name]
+    case.printed()
+    case.stacks()
+    case.program()
+    capsys.readouterr()
+    case.timeline()
+    empty = "the timeline is empty: no rank has begun its first step\n"
+    assert capsys.readouterr().out == (empty if case.what == "fixed port taken" else "")
+    assert bool(case.flight_recorder().rows) == (case.what not in ("fixed port taken", "out of memory"))
+    for kind in ("start", "step", "evaluated", "valid", "end"):
+        assert case.events(kind).titles[0] == "rank"
 
 
 def test_mend_keeps_the_indentation():
