@@ -6,9 +6,9 @@ import shlex
 import shutil
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
+from jupyter_core.paths import jupyter_runtime_dir
 from traitlets.config import Config as Settings
 
 from course_lib.config import UserError
@@ -70,7 +70,9 @@ def slurm_settings(claim: socket.socket, options: str) -> Settings:
     settings = local_settings(claim)
     settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
     launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
+    private = Path(jupyter_runtime_dir())  # not /tmp, where others could have put a file of that name
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
     launcher.batch_template = SLURM_JOB.format(options=options, program=program)
-    launcher.batch_file_name = str(Path(tempfile.gettempdir(), f"ranks-{os.getpid()}.sbatch"))
+    launcher.batch_file_name = str(private / f"ranks-{os.getpid()}.sbatch")
     launcher.submit_command, launcher.delete_command = [*GUARD, "sbatch"], [*GUARD, "scancel"]
     return settings

@@ -17,6 +17,12 @@ from course_lib.config import UserError, run_main
 from hub.site import ROOT
 from lessons import release
 
+FOR_LEARNERS = (
+    "hub/pull.py",
+    "hub/learners/",
+    "nbgrader_config.py",
+)  # what a server needs beside the archive of make release
+
 
 def publish(folder: Path, names: list[str], mode: int = 0o755, group: str | None = None) -> None:
     """All files in one step: FOLDER is a link, and a server gets the old course or the new one. The last one stays a while."""
@@ -52,7 +58,8 @@ def main() -> int:
         options.folder.mkdir(parents=True)
         options.folder.chmod(0o755)
     folder = options.folder.resolve()
-    publish(folder / "learners", [*release.files(), "hub/pull.py", "nbgrader_config.py"])
+    own = [name for name in release.files(all=True) if name.startswith(FOR_LEARNERS)]
+    publish(folder / "learners", [*release.files(), *own])
     publish(folder / "teachers", release.files(all=True), mode=0o750, group=options.teachers)
     return 0
 

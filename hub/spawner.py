@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import shlex
 
 import batchspawner
+from batchspawner.batchspawner import JobStatus
 from jupyterhub.apihandlers import APIHandler, default_handlers
 from markupsafe import escape
 from tornado import web
@@ -20,8 +22,10 @@ JOB = """#!/bin/bash
 {% endfor %}
 umask 077
 export PATH={{venv}}/bin:$PATH
-course={{published}}/learners
-[ ! -r {{published}}/teachers ] || course={{published}}/teachers
+who=learners
+[ ! -r {{published}}/teachers ] || who=teachers
+course={{published}}/$who
+export JUPYTER_CONFIG_PATH=$JUPYTER_CONFIG_PATH:$course/hub/$who  # of Lab: learners don't see a teacher's menus
 python $course/hub/pull.py $course {{homedir}}/course {{venv}} {{data}} || exit 1
 cd {{homedir}}/course || exit 1
 rm -rf "${TMPDIR:-/tmp}/course-server-$UID-"*  # of a server that was killed
@@ -71,6 +75,11 @@ class CourseSpawner(batchspawner.SlurmSpawner):
     req_data = Unicode(config=True)
     req_published = Unicode(config=True)
     req_sbatch = Any()
+    submitted = ""
+    state_running_re = Unicode("^RUNNING")  # one that is COMPLETING serves nobody, and its learner may start another
+    state_unknown_re = Unicode(
+        "(?s)error:(?!.*Invalid job id)"
+    )  # whatever keeps Slurm from answering, no server is lost by it
     batch_script = Unicode(JOB)
 
     def options_form(self, spawner) -> str:
@@ -107,10 +116,32 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         places += [f"--account={slurm.account}"] if slurm.account else []
         self.req_sbatch = [*places, *profile.options.split()]
         self.user_options = {"profile": profile.name, "hours": str(hours)}
+        starting = asyncio.ensure_future(super().start())
         try:
-            return await super().start()
+            while not (await asyncio.wait({starting}, timeout=2))[0]:
+                if self.state_isrunning() and await self.query_job_status() == JobStatus.NOTFOUND:
+                    raise RuntimeError("super() would wait for its port until start_minutes are over")
+            return starting.result()
         except RuntimeError as error:
-            raise _told(f"Slurm did not start your server: {error}", self) from error
+            why = f"its job ended at once. {await self.last_words()}" if self.submitted else error
+            raise _told(f"Slurm did not start your server: {why}", self.submitted) from error
+        finally:
+            starting.cancel()
+
+    async def submit_batch_script(self) -> str:
+        self.submitted = ""  # job_id is forgotten when the job has ended
+        self.submitted = await super().submit_batch_script()
+        return self.submitted
+
+    async def last_words(self) -> str:
+        """The end of the job's log, read as the learner: a link in a home must not show another's file."""
+        words = self.get_req_subvars()
+        name = f"{words['homedir']}/.course-server.log"
+        command = f"{batchspawner.format_template(self.exec_prefix, **words)} tail -n 1 {shlex.quote(name)}"
+        try:
+            return f"It said: {await self.run_command(command)}"
+        except RuntimeError:
+            return f"What it said is in {name}."
 
     async def progress(self):
         told = None
@@ -143,8 +174,8 @@ def _radio(name: str, value: object, title: str, checked: bool) -> str:
     )
 
 
-def _told(message: str, spawner) -> Exception:
+def _told(message: str, job: str) -> Exception:
     """An error that JupyterHub shows to the learner as it is."""
     error = RuntimeError(message)
-    error.jupyterhub_message = f"{message} Try again, or ask your instructor (job {spawner.job_id or 'none'})."
+    error.jupyterhub_message = f"{message} Try again, or ask your instructor (job {job or 'none'})."
     return error

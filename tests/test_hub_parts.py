@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import batchspawner
 import pytest
+from batchspawner.batchspawner import JobStatus
 from exercise_cells import code_cells, open_notebook
 from helpers import ROOT
 from hypothesis import given, settings
@@ -569,7 +570,7 @@ def test_learners_get_no_solutions_tests_or_hidden_checks(course):
 
 def test_learners_get_what_their_servers_start_with(course):
     learners = course / "learners"
-    assert {path.name for path in (learners / "hub").iterdir()} == {"pull.py"}
+    assert {path.name for path in (learners / "hub").iterdir()} == {"pull.py", "learners"}
     for name in (
         "nbgrader_config.py",
         "notebooks/00_start.ipynb",
@@ -712,6 +713,31 @@ def test_a_job_that_slurm_refuses_is_told_to_the_learner(server, monkeypatch):
     with pytest.raises(RuntimeError) as raised:
         asyncio.run(server.start())
     assert "invalid partition" in raised.value.jupyterhub_message and "(job none)" in raised.value.jupyterhub_message
+
+
+@pytest.mark.parametrize(
+    "squeue, status",
+    [
+        ("PENDING ", JobStatus.PENDING),
+        ("RUNNING node1", JobStatus.RUNNING),
+        ("COMPLETING node1", JobStatus.NOTFOUND),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", JobStatus.UNKNOWN),
+        ("squeue: error: Munge encode failed\nslurm_load_jobs error: Invalid credential", JobStatus.UNKNOWN),
+        ("slurm_load_jobs error: Invalid job id specified", JobStatus.NOTFOUND),
+        ("squeue: error: a warning\nslurm_load_jobs error: Invalid job id specified", JobStatus.NOTFOUND),
+        ("", JobStatus.NOTFOUND),
+    ],
+)
+def test_a_server_is_lost_only_if_slurm_says_so(squeue, status, server, monkeypatch):
+    async def run_command(command):
+        if "error" in squeue:
+            raise RuntimeError(squeue)
+        return squeue
+
+    monkeypatch.setattr(server, "run_command", run_command)
+    monkeypatch.setattr(server, "get_req_subvars", lambda: {"username": "ada"})
+    server.job_id = "7"
+    assert asyncio.run(server.query_job_status()) is status
 
 
 # ---- the one word that a server may tell the hub ---------------------------------------------------------------------------

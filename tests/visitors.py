@@ -126,7 +126,7 @@ class Visitor:
     def __init__(self, browser, hub: Hub, name: str):
         self.hub, self.name = hub, name
         self.context = browser.new_context(viewport={"width": 1400, "height": 900})
-        self.context.set_default_timeout(120_000)
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.server = f"{hub.url}/user/{name}"
 
@@ -155,8 +155,13 @@ class Visitor:
                 message = self.page.evaluate("document.querySelector('#progress-message')?.innerText || ''")
                 told += [message] if message and message not in told else []
             self.page.wait_for_timeout(100)
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        self.wait_for_notebook()
         return told
+
+    def wait_for_notebook(self) -> None:
+        """Until its text is drawn and its kernel waits for work."""
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]")
 
     def arrive(self, profile: str = "small") -> list[str]:
         """From the login page to Lab."""
@@ -168,8 +173,7 @@ class Visitor:
         """A notebook of the learner's course in Lab, alone."""
         self.page.goto(f"{self.server}/lab/tree/{path}?reset")
         self.page.wait_for_selector(f".lm-DockPanel-tabBar .lm-TabBar-tabLabel:text-is('{Path(path).name}')")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]")
+        self.wait_for_notebook()
 
     def menu(self, *words: str) -> None:
         """File, Save: and so on."""
@@ -222,8 +226,31 @@ class Visitor:
         text = self.page.inner_text(".modal.in")
         assert "Success" in text, text
         self.page.click(".modal.in button >> nth=-1")
-        self.page.wait_for_selector(".modal.in", state="detached")
+        self.page.wait_for_selector(".modal-backdrop", state="detached")
         return text
+
+    def restart(self) -> None:
+        """What Lab offers when the server is gone: the hub's page in another tab. What it says before that is clicked away."""
+        deadline = time.monotonic() + 120
+        while not self.page.locator(".jp-Dialog button:has-text('Restart')").count():
+            assert time.monotonic() < deadline, self.page.inner_text("body")
+            if self.page.locator(".jp-Dialog").count():
+                self.answer()
+            self.page.wait_for_timeout(200)
+        self.shot("lost-server")
+        with self.context.expect_page() as tab:
+            self.page.click(".jp-Dialog button:has-text('Restart')")
+        self.page = tab.value
+        self.page.wait_for_load_state()
+        self.shot("lost-server-2")
+        while not self.stopped():  # the hub looks every 15 seconds
+            self.page.wait_for_timeout(1000)
+
+    def leave(self) -> None:
+        """Stop My Server, if there is one, as a person does on the hub's own page."""
+        if not self.stopped():
+            self.page.click("#stop")
+            self.page.wait_for_selector("#start:has-text('Start My Server')")
 
     def stopped(self) -> bool:
         """The hub knows that this person has no server."""
@@ -282,4 +309,5 @@ def write_notebook(name: str, path: str, *cells: str) -> None:
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     file = home(name) / "course" / path
     file.write_text(nbformat.writes(notebook))
+    file.chmod(0o600)
     shutil.chown(file, name, name)
