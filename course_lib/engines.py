@@ -21,6 +21,7 @@ exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
 """
 
 
+ALONE = {"UCX_NET_DEVICES": "lo"}  # the MPI of ranks on one machine listens to nobody else's
 PORTS = range(20_000, 32_000, 25)  # below those that systems give out; a controller needs 19 of a block
 
 
@@ -56,7 +57,7 @@ def local_settings(claim: socket.socket) -> Settings:
     settings.ControllerLauncher.controller_args = [ports, "--HeartMonitor.period=1000"]  # 10 beats missed: dead
     settings.EngineLauncher.engine_cmd = [sys.executable, "-m", "ipyparallel.engine"]
     settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
-    settings.EngineLauncher.environment = ONE_THREAD | {"COURSE_PLAIN": "1"}  # nobody sees an engine's progress bar
+    settings.EngineLauncher.environment = ONE_THREAD | ALONE | {"COURSE_PLAIN": "1"}  # nobody sees an engine's bars
     settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, str(mpiexec)]
     return settings
 
@@ -69,6 +70,9 @@ def slurm_settings(claim: socket.socket, options: str) -> Settings:
         )
     settings = local_settings(claim)
     settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
+    settings.EngineLauncher.environment = {
+        k: v for k, v in settings.EngineLauncher.environment.items() if k not in ALONE
+    }
     launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
     private = Path(jupyter_runtime_dir())  # not /tmp, where others could have put a file of that name
     private.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -81,6 +81,7 @@ def visitor(browser, hub):
 
     yield come
     for one in people:
+        one.shot(f"last-{one.name}")
         one.context.close()
 
 
@@ -345,8 +346,9 @@ def test_what_servers_and_ranks_write_is_their_learners_alone(inside):
                 if connection.status == "LISTEN":
                     names = listening.setdefault(connection.laddr.port, (connection.laddr.ip, set()))[1]
                     names.add(one.name())
+    # mpiexec listens for its helpers on other machines, in vain; what it is told there are only lines to print.
     open_to_all = [names for address, names in listening.values() if address != "127.0.0.1"]
-    assert len(listening) > 10 and all("mpiexec" in names for names in open_to_all)  # MPI's own port: see hub/README.md
+    assert len(listening) > 10 and all("mpiexec" in names for names in open_to_all), listening
     file = next(path for path in security if path.name.endswith("-client.json"))
     with ipyparallel.Client(str(file), timeout=20) as client:
         assert len(client.ids) == 2
@@ -461,7 +463,7 @@ def test_with_a_full_home_the_server_starts_and_the_learner_makes_room(visitor, 
     dan.page.keyboard.press("Enter")
     dan.page.keyboard.type("x" * 100)
     dan.page.keyboard.press("Control+s")
-    dan.page.wait_for_selector(".jp-Dialog >> text=/No space left/")
+    dan.page.wait_for_selector(".jp-Dialog >> text=/No space left|disk is full/")
     dan.shot("full-home")
     assert (home("ddl-dan") / "course" / LESSON).read_bytes() == before  # whole
     dan.page.click(".jp-Dialog button >> nth=-1")
@@ -508,7 +510,7 @@ def test_make_lab_and_run_all_of_lesson_01(browser):
         wait_until(lambda: answers(f"{url}/api"), every=0.5)
         page = context.new_page()
         page.set_default_timeout(120_000)
-        page.goto(f"{url}/lab?token=test")
+        page.goto(f"{url}/?token=test")
         page.wait_for_selector(".lm-TabBar-tabLabel:text-is('00_start.ipynb')")  # make lab opens the first lesson
         page.screenshot(path=ROOT / "runs" / "screenshots" / "make-lab.png")
         page.goto(f"{url}/lab/tree/runs/in_a_browser/01_baseline.ipynb?reset")

@@ -159,9 +159,10 @@ class Visitor:
         return told
 
     def wait_for_notebook(self) -> None:
-        """Until its text is drawn and its kernel waits for work."""
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]")
+        """Until the one in front is drawn and its kernel waits for work; Lab may have opened those of the last time as well."""
+        self.page.wait_for_selector(".jp-NotebookPanel:visible .jp-Cell:visible")
+        self.page.wait_for_selector(".jp-NotebookPanel:visible .jp-Notebook-ExecutionIndicator[data-status=idle]:visible")
+        self.page.wait_for_selector("#jp-main-statusbar :text('| Idle')")
 
     def arrive(self, profile: str = "small") -> list[str]:
         """From the login page to Lab."""
