@@ -11,7 +11,7 @@ from pathlib import Path
 import ipyparallel
 import psutil
 import pytest
-from helpers import ROOT, wait_until
+from helpers import BIN, ROOT, wait_until
 from visitors import (
     Visitor,
     errors,
@@ -44,6 +44,11 @@ ON_THIS_NODE = (
     "!python -m course_lib.train --data ../data/smoke --train-years 1980 --valid-years 1984 --max-steps 1 --width 4 "
     "--runs ../runs --name private",
 )
+CURVES = (
+    'from torch.utils.tensorboard import SummaryWriter\nwith SummaryWriter("../runs/curves") as writer:\n'
+    '    for step in range(9):\n        writer.add_scalar("a_curve", step, step)',
+    'from course_lib import board\nboard.show("../runs/curves")',
+)
 IN_THE_QUEUE = (
     "from course_lib import jobs\n"
     'asked = dict(data="../data/smoke", train_years="1980-1983", valid_years="1984", width=4, max_steps=20, epochs=1)\n'
@@ -59,8 +64,10 @@ def hub():
         pytest.skip("a hub for several learners needs root: accounts, and jobs in their names")
     if not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
         pytest.skip("Slurm is not installed: apt-get install slurm-wlm slurm-client munge")
+    if not (BIN / "configurable-http-proxy").exists():
+        pytest.skip("the hub's proxy is not installed: make .venv/bin/configurable-http-proxy")
     smoke_parameters("04_ddp")  # makes its data, which every learner sees
-    with start_hub(learners=LEARNERS, teachers=[TEACHER], small_home={"ddl-dan": 40}) as running:
+    with start_hub(LEARNERS, [TEACHER], small={"ddl-dan": 40}) as running:
         yield running
 
 
@@ -92,12 +99,11 @@ def inside(visitor, hub):
     def come(name: str) -> Visitor:
         one = visitor(name)
         one.log_in()
-        if any(" jupyter " in job for job in hub.queue(name)):
-            one.page.goto(f"{one.server}/lab/tree/{LESSON}?reset")
-            one.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
-        else:
+        if one.stopped():
             one.ask_for_a_server()
             one.wait_for_lab()
+        else:
+            one.open(LESSON)
         return one
 
     return come
@@ -165,6 +171,21 @@ def test_from_the_login_page_to_the_last_cell_of_lesson_00(visitor, hub):
     notebook = ada.run_all(LESSON)
     assert errors(notebook) == []
     ada.shot("4-lesson-00")
+
+
+def test_tensorboard_is_drawn_inside_of_a_notebook(inside, visitor, hub):
+    """Through the hub's proxy and the learner's server, and for that learner only."""
+    ada = inside("ddl-ada")
+    write_notebook("ddl-ada", "notebooks/board.ipynb", *CURVES)
+    assert errors(ada.run_all("notebooks/board.ipynb")) == []
+    page = ada.page.frame_locator(".jp-OutputArea iframe")
+    page.locator("text=/a_curve/").first.wait_for()
+    ada.shot("5-tensorboard")
+    address = ada.page.locator(".jp-OutputArea iframe").get_attribute("src")
+    assert ada.get(f"{hub.url}{address}").ok
+    bob = visitor("ddl-bob")
+    bob.log_in()
+    assert bob.get(f"{hub.url}{address}").status == 403
 
 
 def test_lesson_04_on_ranks_inside_the_job(inside):
@@ -249,15 +270,14 @@ def test_an_exercise_is_released_done_validated_submitted_graded_and_answered(in
 
 def test_what_an_update_brings_never_overwrites_a_learners_work(inside, hub):
     """The lesson that ada has changed stays hers, and the new one is beside it; another is replaced."""
-    for name in ("04_ddp", "03_data_parallel"):
-        path = hub.folder / "published" / "learners" / "notebooks" / f"{name}.ipynb"
-        path.write_text(path.read_text().replace("nbformat", "nbformat", 1) + "\n")
+    ada = inside("ddl-ada")
     mine = home("ddl-ada") / "course" / "notebooks" / "04_ddp.ipynb"
     mine.write_text(mine.read_text() + "\n\n")
     before = mine.read_bytes()
-    ada = inside("ddl-ada")
+    for name in ("04_ddp", "03_data_parallel"):
+        path = hub.folder / "published" / "learners" / "notebooks" / f"{name}.ipynb"
+        path.write_text(path.read_text() + "\n")
     ada.leave()
-    assert hub.queue("ddl-ada") == []
     inside("ddl-ada")
     assert mine.read_bytes() == before
     assert mine.with_name("04_ddp.new.ipynb").read_text().endswith("}\n\n")
@@ -346,10 +366,11 @@ def test_what_servers_and_ranks_write_is_their_learners_alone(inside):
                 if connection.status == "LISTEN":
                     names = listening.setdefault(connection.laddr.port, (connection.laddr.ip, set()))[1]
                     names.add(one.name())
-    # mpiexec listens for its helpers on other machines, in vain; what it is told there are only lines to print.
+    # mpiexec itself listens for helpers on other machines: hub/README.md says so.
     open_to_all = [names for address, names in listening.values() if address != "127.0.0.1"]
     assert len(listening) > 10 and all("mpiexec" in names for names in open_to_all), listening
-    file = next(path for path in security if path.name.endswith("-client.json"))
+    clients = [path for path in security if path.name.endswith("-client.json")]
+    file = max(clients, key=lambda path: path.stat().st_mtime)
     with ipyparallel.Client(str(file), timeout=20) as client:
         assert len(client.ids) == 2
     with pytest.raises(TimeoutError):  # whoever has the port, but not the key
@@ -485,6 +506,29 @@ def test_who_logs_out_is_out(inside, hub):
     assert "/hub/login" in ada.get(f"{hub.url}/hub/home").url
     answer = ada.get(f"{ada.server}/api/contents")
     assert answer.status == 403 or "/hub/login" in answer.url
+
+
+def test_with_tls_and_the_machines_own_passwords(browser, tmp_path):
+    """What a centre's hub has instead of the demo's one password."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    )
+    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    with start_hub(["ddl-eve", "ddl-fay"], tls=tmp_path) as hub:
+        subprocess.run("chpasswd", input="ddl-eve:correct horse\nddl-fay:battery staple", text=True, check=True)
+        eve = Visitor(browser, hub, "ddl-eve")
+        for password in ("battery staple", hub.password):
+            eve.log_in(password)
+            eve.page.wait_for_selector("text=Invalid username or password")
+        eve.log_in("correct horse")
+        eve.page.wait_for_selector("#spawn_form")
+        eve.ask_for_a_server()
+        eve.wait_for_lab()
+        assert eve.page.url.startswith("https:")
+        assert {one["name"] for one in eve.context.cookies() if not one["secure"]} <= {"_xsrf"}  # it lets nobody in
+        eve.shot("tls")
+        eve.context.close()
 
 
 @pytest.mark.timeout(900)

@@ -27,6 +27,7 @@ def test_only_tests_that_share_nothing_are_spread(request):
         ("tests/test_lessons.py::test_lesson_with_jobs_runs_on_slurm[05_launch]", "cluster", 0),
         ("tests/test_lessons.py::test_lesson_runs[04_ddp]", "tests/test_lessons.py::test_lesson_runs[04_ddp]", 1),
         ("tests/test_mpi.py::test_a", "trained", 2),
+        ("tests/test_hub.py::test_a", "test_hub", 0),
         ("tests/test_unet.py::test_a", "test_unet", 3),
     ],
 )

@@ -23,9 +23,9 @@ def unit_of(nodeid: str) -> str:
 
 
 def turn_of(nodeid: str) -> int:
-    """The longest unit begins and the short ones fill the gaps at the end: Slurm, single tests, the other files."""
+    """The longest units begin and the short ones fill the gaps at the end: Slurm, the hub, single tests, the other files."""
     unit = unit_of(nodeid)
-    return 0 if unit == "cluster" else 1 if "::" in unit else 2 if unit in TOGETHER else 3
+    return 0 if unit in ("cluster", "test_hub") else 1 if "::" in unit else 2 if unit in TOGETHER else 3
 
 
 class Units(LoadScopeScheduling):

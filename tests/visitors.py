@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -93,15 +94,24 @@ def run_as(name: str, *command: object, **options) -> subprocess.CompletedProces
 
 
 @contextmanager
-def start_hub(*, learners: list[str], teachers: list[str], small_home: dict[str, int]) -> Iterator[Hub]:
-    """With accounts that end with it; the homes of some have so many megabytes."""
-    folder, port = Path(tempfile.mkdtemp(prefix="hub-")), free_port(3)
-    text = (HUB / "site.toml").read_text().replace("http://127.0.0.1:8000", url := f"http://127.0.0.1:{port}")
-    text = text.replace('["teacher"]', json.dumps(teachers)).replace('["learner1", "learner2"]', json.dumps(learners))
+def start_hub(
+    learners: list[str], teachers: list[str] = (), *, small: dict[str, int] | None = None, tls: Path | None = None
+):
+    """With accounts that end with it; the homes of some have so many megabytes. With TLS the passwords are the accounts' own."""
+    folder, port, small = Path(tempfile.mkdtemp(prefix="hub-")), free_port(3), small or {}
+    hub = Hub(
+        folder, f"http{'s' * bool(tls)}://127.0.0.1:{port}", os.environ | {"COURSE_HUB_SITE": f"{folder}/site.toml"}
+    )
+    values = {"url": hub.url, "teachers": list(teachers), "learners": learners}
+    if tls:
+        values |= {"tls_key": f"{tls}/key.pem", "tls_cert": f"{tls}/cert.pem", "authenticator": "pam"}
+        hub.env["CURL_CA_BUNDLE"] = values["tls_cert"]
+    text = (HUB / "site.toml").read_text()
+    for name, value in values.items():
+        text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {json.dumps(value)}", text)
     (folder / "site.toml").write_text(text)
-    hub = Hub(folder, url, {**os.environ, "COURSE_HUB_SITE": str(folder / "site.toml")})
     try:
-        for name, size in small_home.items():
+        for name, size in small.items():
             subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", name], check=True)
             owner = f"size={size}m,mode=700,uid={pwd.getpwnam(name).pw_uid},gid={pwd.getpwnam(name).pw_gid}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", owner, "tmpfs", home(name)], check=True)
@@ -112,7 +122,7 @@ def start_hub(*, learners: list[str], teachers: list[str], small_home: dict[str,
         if (folder / "hub.log").exists():
             shutil.copy(folder / "hub.log", SHOTS)
         hub.script("down.sh")
-        for name in small_home:
+        for name in small:
             subprocess.run(["umount", "--lazy", home(name)], check=False)
         for name in [*learners, *teachers]:
             subprocess.run(["pkill", "-KILL", "-u", name], check=False)
@@ -125,8 +135,8 @@ class Visitor:
 
     def __init__(self, browser, hub: Hub, name: str):
         self.hub, self.name = hub, name
-        self.context = browser.new_context(viewport={"width": 1400, "height": 900})
-        self.context.set_default_timeout(60_000)
+        self.context = browser.new_context(viewport={"width": 1400, "height": 900}, ignore_https_errors=True)
+        self.context.set_default_timeout(120_000)
         self.page = self.context.new_page()
         self.server = f"{hub.url}/user/{name}"
 
@@ -139,7 +149,8 @@ class Visitor:
         self.page.goto(self.hub.url)
         self.page.fill("#username_input", self.name)
         self.page.fill("#password_input", password or self.hub.password)
-        self.page.click("#login_submit")
+        with self.page.expect_navigation():
+            self.page.click("#login_submit")
 
     def ask_for_a_server(self, profile: str = "small") -> None:
         self.page.goto(f"{self.hub.url}/hub/spawn")
@@ -161,7 +172,9 @@ class Visitor:
     def wait_for_notebook(self) -> None:
         """Until the one in front is drawn and its kernel waits for work; Lab may have opened those of the last time as well."""
         self.page.wait_for_selector(".jp-NotebookPanel:visible .jp-Cell:visible")
-        self.page.wait_for_selector(".jp-NotebookPanel:visible .jp-Notebook-ExecutionIndicator[data-status=idle]:visible")
+        self.page.wait_for_selector(
+            ".jp-NotebookPanel:visible .jp-Notebook-ExecutionIndicator[data-status=idle]:visible"
+        )
         self.page.wait_for_selector("#jp-main-statusbar :text('| Idle')")
 
     def arrive(self, profile: str = "small") -> list[str]:
