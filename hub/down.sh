@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Stop what hub/up.sh has started: servers, hub, proxy, Slurm. Learners' files and the accounts stay. make hub-down
 set -uo pipefail
-DIR=$(realpath -m "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
+DIR=$(realpath -ms "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
 ROOT=$(realpath "$(dirname "$0")/..")
+[[ -d $DIR && ! -L $DIR && -O $DIR ]] || exit 0
 for name in hub proxy; do
     pid=$(cat "$DIR/$name.pid" 2>/dev/null) || continue
     kill "$pid" 2>/dev/null

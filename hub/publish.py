@@ -20,6 +20,7 @@ from lessons import release
 FOR_LEARNERS = (
     "hub/pull.py",
     "hub/learners/",
+    "hub/path/",
     "nbgrader_config.py",
 )  # what a server needs beside the archive of make release
 
@@ -52,8 +53,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--teachers", metavar="GROUP", help="who may read teachers/; without it: only you")
     options = parser.parse_args()
-    if options.teachers and options.teachers not in [one.gr_name for one in grp.getgrall()]:
-        raise UserError(f"--teachers {options.teachers}: there is no such group; groupadd {options.teachers}")
+    if options.teachers:
+        try:
+            grp.getgrnam(options.teachers)
+        except KeyError:
+            message = f"--teachers {options.teachers}: there is no such group; groupadd {options.teachers}"
+            raise UserError(message) from None
     if not options.folder.exists():
         options.folder.mkdir(parents=True)
         options.folder.chmod(0o755)

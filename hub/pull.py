@@ -31,7 +31,7 @@ def pull(published: Path, copy: Path) -> dict[str, list[str]]:
             before, here = delivered.get(name), hash_of(target)
             if now in (before, here):  # nothing new, or the learner has it already
                 kind = None
-            elif here == before or not os.path.lexists(target):
+            elif (here and here == before) or not os.path.lexists(target):
                 kind = "updated" if here else "new"
             else:
                 kind, target = "kept", beside(target, copy, delivered)
@@ -107,6 +107,7 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     published, copy, venv, data = map(Path, sys.argv[1:])
+    published = published.resolve()  # one course, even if a newer one takes its place meanwhile
     if not published.is_dir():
         print(f"{published} is missing: the course has not been published; see hub/README.md", file=sys.stderr)
         return 1

@@ -108,6 +108,12 @@ def complaints(site: Site):
     secure = bool(hub.tls_key and hub.tls_cert)
     if url.scheme not in ("http", "https") or not url.hostname or port == 0:
         yield f"url = {hub.url!r} must look like https://hub.centre.org"
+    if port and port > 65533:
+        yield f"url = {hub.url!r}: the two ports above it are needed too"
+    if not hub.address:
+        yield "address is empty: nodes would not find the hub"
+    if hub.authenticator in ("", "dummy", "null"):
+        yield f'authenticator = "{hub.authenticator}" asks for no password; "demo" has one'
     if hub.authenticator == "demo" and url.hostname not in LOOPBACK:
         yield f'authenticator = "demo" has one password for all, so it stays on 127.0.0.1 and not {url.hostname}; use "pam"'
     if url.hostname not in LOOPBACK and not secure:
@@ -120,15 +126,11 @@ def complaints(site: Site):
     for word in (*hub.learners, *hub.teachers):
         if not (isinstance(word, str) and re.fullmatch(r"[a-z_][\w.-]*", word)):
             yield f"{word!r} is no name of an account"
-    for word, number in {
-        "servers": hub.servers,
-        "starting": hub.starting,
-        "start_minutes": slurm.start_minutes,
-    }.items():
-        if number < 1:
-            yield f"{word} = {number}: then no server ever starts"
-    if hub.idle_minutes < 0:
-        yield f"idle_minutes = {hub.idle_minutes}: 0 means never"
+    for word in ("servers", "starting", "idle_minutes"):
+        if getattr(hub, word) < 0:
+            yield f"{word} = {getattr(hub, word)}: 0 means no limit"
+    if slurm.start_minutes < 1:
+        yield f"start_minutes = {slurm.start_minutes}: then no server ever starts"
     for word, path in vars(course).items():
         if path and not re.fullmatch(r"(/[\w.@+-]+)+", path):
             yield f"{word} = {path!r} must be a path from the root, of letters, digits and . _ @ + -"
@@ -143,5 +145,5 @@ def complaints(site: Site):
     for profile in site.profiles:
         if not re.fullmatch(r"[a-z0-9_]+", profile.name):
             yield f"a profile's name is of small letters, digits and _, unlike {profile.name!r}"
-        if not all(re.fullmatch(r"--[a-z-]+=[\w.,:@/-]+", word) for word in profile.options.split()):
+        if not all(re.fullmatch(r"--[a-z-]+=[\w.,:@/\[\]-]+", word) for word in profile.options.split()):
             yield f"options of {profile.name} must be like --nodes=1 --mem=3000, not {profile.options!r}"

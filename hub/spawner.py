@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shlex
 
 import batchspawner
@@ -76,10 +77,12 @@ class CourseSpawner(batchspawner.SlurmSpawner):
     req_published = Unicode(config=True)
     req_sbatch = Any()
     submitted = ""
-    state_running_re = Unicode("^RUNNING")  # one that is COMPLETING serves nobody, and its learner may start another
-    state_unknown_re = Unicode(
-        "(?s)error:(?!.*Invalid job id)"
-    )  # whatever keeps Slurm from answering, no server is lost by it
+    batch_query_cmd = Unicode("squeue -h -j {job_id} -o '%T|%B|%r'")
+    state_exechost_re = Unicode(r"^\w+\|([^|]+)")
+    # One that is COMPLETING serves nobody, and its learner may start another.
+    state_running_re = Unicode(r"^(?:RUNNING|SUSPENDED)\|")
+    # Whatever keeps Slurm from answering, a server is lost only if Slurm says so.
+    state_unknown_re = Unicode(r"(?s)^(?!$)(?![A-Z_]+\|)(?!.*Invalid job id)")
     batch_script = Unicode(JOB)
 
     def options_form(self, spawner) -> str:
@@ -134,19 +137,24 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         return self.submitted
 
     async def last_words(self) -> str:
-        """The end of the job's log, read as the learner: a link in a home must not show another's file."""
+        """The last line of the job's log. The learner reads it, not root, and however long it is, no more than its end."""
         words = self.get_req_subvars()
         name = f"{words['homedir']}/.course-server.log"
-        command = f"{batchspawner.format_template(self.exec_prefix, **words)} tail -n 1 {shlex.quote(name)}"
+        command = f"{batchspawner.format_template(self.exec_prefix, **words)} timeout 5 tail -c 300 {shlex.quote(name)}"
         try:
-            return f"It said: {await self.run_command(command)}"
-        except RuntimeError:
+            return f"It said: “{(await self.run_command(command)).splitlines()[-1]}”."
+        except (RuntimeError, UnicodeDecodeError, IndexError):
             return f"What it said is in {name}."
+
+    async def run_command(self, cmd, input=None, env=None):
+        """The learner sees the environment of what runs in their name: of the hub's own it has only what a server may know."""
+        known = {name: os.environ[name] for name in self.env_keep if name in os.environ}
+        return await super().run_command(cmd, input=input, env=known if env is None else env)
 
     async def progress(self):
         told = None
         while True:
-            message = await self.state_in_words()
+            message = self.state_in_words()
             if message != told:
                 yield {"message": message}
                 told = message
@@ -154,15 +162,12 @@ class CourseSpawner(batchspawner.SlurmSpawner):
                 return
             await asyncio.sleep(1)
 
-    async def state_in_words(self) -> str:
+    def state_in_words(self) -> str:
         if not self.job_id:
             return "Asking Slurm for a job …"
         if self.state_isrunning():
             return f"Job {self.job_id} runs on {self.state_gethost()}. Your server starts there …"
-        try:
-            reason = await self.run_command(f"squeue -h -j {int(self.job_id)} -o %r")
-        except RuntimeError:
-            reason = ""
+        reason = self.job_status.rpartition("|")[2] if self.state_ispending() else ""
         return f"Job {self.job_id} waits in the queue: {REASONS.get(reason, reason or 'Slurm is asked')} …"
 
 

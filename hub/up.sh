@@ -6,14 +6,15 @@
 # As root every name in hub/site.toml is, or becomes, an account of this machine; otherwise you are the only learner.
 set -euo pipefail
 ROOT=$(realpath "$(dirname "$0")/..")
-DIR=$(realpath -m "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
+DIR=$(realpath -ms "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
 VENV=$ROOT/.venv
 export COURSE_HUB_STATE=$DIR COURSE_NODE_SETUP=$ROOT/hub/node.sh COURSE_ROOT=$ROOT
 cd "$ROOT"
 [[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make setup" >&2 && exit 2; }
 
-mkdir -p "$DIR"
-[[ -O $DIR ]] || { echo "$DIR belongs to somebody else; name another folder: COURSE_HUB=..." >&2 && exit 2; }
+mkdir -p "$(dirname "$DIR")"
+mkdir -m 711 "$DIR" 2>/dev/null || [[ -d $DIR && ! -L $DIR && -O $DIR ]] ||
+    { echo "$DIR can't be made or belongs to somebody else; name another folder: COURSE_HUB=..." >&2 && exit 2; }
 chmod 711 "$DIR"
 COURSE_PYTHON=$("$VENV/bin/python" -c 'import sys; print(sys.base_prefix)')
 export COURSE_PYTHON
@@ -23,10 +24,6 @@ eval "$(slurm/local/up.sh "$DIR/slurm")"
 
 names() { "$VENV/bin/python" -c "from hub import site; print(*site.read().hub.$1)"; }
 URL=$("$VENV/bin/python" -c 'from hub import site; print(site.read().hub.url)')
-if [[ -s $DIR/hub.pid ]] && kill -0 "$(<"$DIR/hub.pid")" 2>/dev/null; then
-    echo "the hub is running: $URL"
-    exit 0
-fi
 
 mkdir -p "$DIR/exchange"
 chmod 1777 "$DIR/exchange"
@@ -34,13 +31,19 @@ chmod 1777 "$DIR/exchange"
 if [[ $(id -u) == 0 ]]; then
     getent group course-teachers >/dev/null || groupadd course-teachers
     for name in $(names teachers) $(names learners); do
-        id -u "$name" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --comment "course demo" "$name"
+        id -u "$name" >/dev/null 2>&1 && continue
+        useradd --create-home --shell /bin/bash --comment "course demo" "$name"
         chmod 700 "$(getent passwd "$name" | cut -d: -f6)"
     done
     for name in $(names teachers); do usermod --append --groups course-teachers "$name"; done
     "$VENV/bin/python" -m hub.publish "$DIR/published" --teachers course-teachers
 else
     "$VENV/bin/python" -m hub.publish "$DIR/published"
+fi
+
+if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
+    echo "the hub is running: $URL"
+    exit 0
 fi
 
 # A shell lets what runs in its background ignore ^C, and a hub stops its services by just that signal.

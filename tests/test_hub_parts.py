@@ -208,6 +208,10 @@ def test_what_sbatch_understands_is_accepted(options, tmp_path):
         ("http://127.0.0.1:8000", "http://[::1:8000"),
         ("start_minutes = 10", "start_minutes = 0"),
         ("servers = 60", "servers = -1"),
+        ("idle_minutes = 60", "idle_minutes = -1"),
+        ('"demo"', '"dummy"'),
+        ('address = "127.0.0.1"', 'address = ""'),
+        ("127.0.0.1:8000", "127.0.0.1:65534"),
         ('"learner1"', "1"),  # accepted; jupyterhub_config.py then fails
         ("hours = [1,", "hours = [true,"),
         ('partition = "course"', 'partition = "course\\ntouch x"'),  # accepted: a line of the job's script
@@ -570,7 +574,7 @@ def test_learners_get_no_solutions_tests_or_hidden_checks(course):
 
 def test_learners_get_what_their_servers_start_with(course):
     learners = course / "learners"
-    assert {path.name for path in (learners / "hub").iterdir()} == {"pull.py", "learners"}
+    assert {path.name for path in (learners / "hub").iterdir()} == {"pull.py", "learners", "path"}
     for name in (
         "nbgrader_config.py",
         "notebooks/00_start.ipynb",
@@ -618,6 +622,15 @@ def test_publishing_that_breaks_off_leaves_the_old_course_whole(tmp_path, monkey
     assert files_of(folder) == FIRST
     publish.publish(folder, ["a.py"])
     assert files_of(folder) == {"a.py": "a 1"}
+
+
+@pytest.mark.parametrize("script", ["hub/up.sh", "slurm/local/up.sh"])
+def test_a_folder_that_somebody_else_has_linked_is_refused(script, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").symlink_to("theirs")
+    done = subprocess.run([ROOT / script, tmp_path / "ours"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "name another folder" in done.stderr
+    assert list((tmp_path / "theirs").iterdir()) == []
 
 
 # ---- what a learner may ask for --------------------------------------------------------------------------------------------
@@ -718,9 +731,11 @@ def test_a_job_that_slurm_refuses_is_told_to_the_learner(server, monkeypatch):
 @pytest.mark.parametrize(
     "squeue, status",
     [
-        ("PENDING ", JobStatus.PENDING),
-        ("RUNNING node1", JobStatus.RUNNING),
-        ("COMPLETING node1", JobStatus.NOTFOUND),
+        ("PENDING|n/a|Priority", JobStatus.PENDING),
+        ("RUNNING|node1|None", JobStatus.RUNNING),
+        ("SUSPENDED|node1|None", JobStatus.RUNNING),
+        ("COMPLETING|node1|None", JobStatus.NOTFOUND),
+        ("runuser: user ada does not exist", JobStatus.UNKNOWN),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", JobStatus.UNKNOWN),
         ("squeue: error: Munge encode failed\nslurm_load_jobs error: Invalid credential", JobStatus.UNKNOWN),
         ("slurm_load_jobs error: Invalid job id specified", JobStatus.NOTFOUND),
@@ -730,7 +745,7 @@ def test_a_job_that_slurm_refuses_is_told_to_the_learner(server, monkeypatch):
 )
 def test_a_server_is_lost_only_if_slurm_says_so(squeue, status, server, monkeypatch):
     async def run_command(command):
-        if "error" in squeue:
+        if squeue and "|" not in squeue:
             raise RuntimeError(squeue)
         return squeue
 

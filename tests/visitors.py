@@ -166,7 +166,7 @@ class Visitor:
                 message = self.page.evaluate("document.querySelector('#progress-message')?.innerText || ''")
                 told += [message] if message and message not in told else []
             self.page.wait_for_timeout(100)
-        self.wait_for_notebook()
+        self.page.wait_for_selector(".jp-NotebookPanel:visible .jp-RenderedMarkdown:visible")
         return told
 
     def wait_for_notebook(self) -> None:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Stop what slurm/local/up.sh has started, and nothing else: make cluster-down
 set -uo pipefail
-DIR=$(realpath -m "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
+DIR=$(realpath -ms "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
+[[ -d $DIR && ! -L $DIR && -O $DIR ]] || exit 0
 export SLURM_CONF=$DIR/slurm.conf
 
 alive() { [[ -d /proc/$1 ]] && ! grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; } # a zombie is dead

@@ -4,10 +4,10 @@
 #   slurm/local/up.sh [DIR]        state, logs and sockets in DIR (default: /tmp/course-cluster-<you>), and nowhere else
 #   eval "$(slurm/local/up.sh)"    and this shell's sbatch, srun, squeue talk to it
 #
-# As root jobs may run as any user, otherwise as you. Loopback only, no systemd, no cgroups. Running already: it says so.
+# As root jobs may run as any user, otherwise as you. Loopback addresses, no systemd, no cgroups. Running already: it says so.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin
-DIR=$(realpath -m "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
+DIR=$(realpath -ms "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
 NODES=2 CPUS=${COURSE_CPUS:-8} MEMORY=8000 # CPUs and MB that each node claims to have; ranks here are small
 export SLURM_CONF=$DIR/slurm.conf
 
@@ -18,6 +18,9 @@ for program in munged slurmctld slurmd sinfo; do
     }
 done
 
+mkdir -p "$(dirname "$DIR")"
+mkdir "$DIR" 2>/dev/null || [[ -d $DIR && ! -L $DIR && -O $DIR ]] ||
+    { echo "$DIR can't be made or belongs to somebody else; name another folder: COURSE_CLUSTER=..." >&2 && exit 2; }
 idle() { { timeout 5 sinfo -h -N -p course -t idle,mixed,allocated -o %N 2>/dev/null || true; } | sort -u | wc -l; }
 if [[ -f $SLURM_CONF && $(idle) == "$NODES" ]]; then
     echo "export SLURM_CONF=$SLURM_CONF"
@@ -26,7 +29,6 @@ fi
 
 # ---- our own munge: a key and a socket that nobody else uses -------------------------------------------------------------
 mkdir -p "$DIR"/{munge,state,spool,run,log,tmp}
-[[ -O $DIR ]] || { echo "$DIR belongs to somebody else; name another folder: COURSE_CLUSTER=..." >&2 && exit 2; }
 chmod 755 "$DIR" "$DIR"/{munge,spool,run,log,tmp}
 chmod 700 "$DIR/state" # the environments of jobs
 [[ -s $DIR/munge/key ]] || (umask 077 && head -c 128 /dev/urandom >"$DIR/munge/key")
