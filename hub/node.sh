@@ -26,13 +26,11 @@ show_only() { # FOLDER PATH...: an empty folder in place of FOLDER, with these p
     done
     rm -r "$stage"
 }
-if [ "$(id -u)" = 0 ]; then
-    home=$(closed "$COURSE_ROOT") python=$(closed "$COURSE_PYTHON")
-    home=${home:-$COURSE_ROOT}
-    if [ "$python" = "$home" ]; then
-        show_only "$home" "$COURSE_ROOT/.venv" "$COURSE_ROOT/data" "$COURSE_PYTHON"
-    else
-        show_only "$home" "$COURSE_ROOT/.venv" "$COURSE_ROOT/data"
-        [ -z "$python" ] || show_only "$python" "$COURSE_PYTHON"
-    fi
+home=$(closed "$COURSE_ROOT") python=$(closed "$COURSE_PYTHON")
+home=${home:-$COURSE_ROOT}
+if [ "$python" = "$home" ]; then
+    show_only "$home" "$COURSE_ROOT/.venv" "$COURSE_ROOT/data" "$COURSE_PYTHON"
+else
+    show_only "$home" "$COURSE_ROOT/.venv" "$COURSE_ROOT/data"
+    [ -z "$python" ] || show_only "$python" "$COURSE_PYTHON"
 fi

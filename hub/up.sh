@@ -3,13 +3,14 @@
 #
 #   hub/up.sh [DIR]     state, logs and secrets in DIR (default: /tmp/course-hub-<you>), and nowhere else
 #
-# As root every name in hub/site.toml is, or becomes, an account of this machine; otherwise you are the only learner.
+# Root only: every name in hub/site.toml is, or becomes, an account of this machine, and servers are jobs in these names.
 set -euo pipefail
 ROOT=$(realpath "$(dirname "$0")/..")
 DIR=$(realpath -ms "${1:-${COURSE_HUB:-/tmp/course-hub-$(id -un)}}")
 VENV=$ROOT/.venv
 export COURSE_HUB_STATE=$DIR COURSE_NODE_SETUP=$ROOT/hub/node.sh COURSE_ROOT=$ROOT
 cd "$ROOT"
+[[ $(id -u) == 0 ]] || { echo "the hub starts jobs in the names of others, so it needs root: sudo make hub" >&2 && exit 2; }
 [[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make setup" >&2 && exit 2; }
 
 mkdir -p "$(dirname "$DIR")"
@@ -28,18 +29,14 @@ URL=$("$VENV/bin/python" -c 'from hub import site; print(site.read().hub.url)')
 mkdir -p "$DIR/exchange"
 chmod 1777 "$DIR/exchange"
 [[ -s $DIR/password ]] || (umask 077 && head -c 9 /dev/urandom | base64 | tr '+/' 'xy' >"$DIR/password")
-if [[ $(id -u) == 0 ]]; then
-    getent group course-teachers >/dev/null || groupadd course-teachers
-    for name in $(names teachers) $(names learners); do
-        id -u "$name" >/dev/null 2>&1 && continue
-        useradd --create-home --shell /bin/bash --comment "course demo" "$name"
-        chmod 700 "$(getent passwd "$name" | cut -d: -f6)"
-    done
-    for name in $(names teachers); do usermod --append --groups course-teachers "$name"; done
-    "$VENV/bin/python" -m hub.publish "$DIR/published" --teachers course-teachers
-else
-    "$VENV/bin/python" -m hub.publish "$DIR/published"
-fi
+getent group course-teachers >/dev/null || groupadd course-teachers
+for name in $(names teachers) $(names learners); do
+    id -u "$name" >/dev/null 2>&1 && continue
+    useradd --create-home --shell /bin/bash --comment "course demo" "$name"
+    chmod 700 "$(getent passwd "$name" | cut -d: -f6)"
+done
+for name in $(names teachers); do usermod --append --groups course-teachers "$name"; done
+"$VENV/bin/python" -m hub.publish "$DIR/published" --teachers course-teachers
 
 if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
     echo "the hub is running: $URL"
@@ -47,11 +44,9 @@ if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
 fi
 
 # A shell lets what runs in its background ignore ^C, and a hub stops its services by just that signal.
-OWN=(unshare -m --propagation slave)
-[[ $(id -u) == 0 ]] || OWN=(unshare -c --keep-caps -m)
 umask 077
 # shellcheck disable=SC2016 # expanded inside
-setsid env --default-signal=INT "${OWN[@]}" sh -c 'mount --bind "$1" /etc/hosts; shift; exec "$@"' - "$DIR/slurm/hosts" \
+setsid env --default-signal=INT unshare -m --propagation slave sh -c 'mount --bind "$1" /etc/hosts; shift; exec "$@"' - "$DIR/slurm/hosts" \
     "$VENV/bin/jupyterhub" -f hub/jupyterhub_config.py >>"$DIR/hub.log" 2>&1 </dev/null &
 for _ in {1..300}; do
     if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
