@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from course_lib.config import Config
 from course_lib.data.squad_files import read
 
 SLURM_PROGRAMS = {"sacct", "salloc", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore ^C
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, database=None)
