@@ -165,7 +165,7 @@ def clean_up(folder: Path, names: list[str]) -> None:
     for process in [*started, *processes_of(names)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    for path in Path("/tmp").glob("course-server-*"):  # of jobs that were killed; by owner, so as long as there are the accounts
+    for path in Path("/tmp").glob("course-server-*"):  # of jobs that were killed; by owner, so before the accounts go
         if path.stat().st_uid in {user.pw_uid for user in pwd.getpwall() if user.pw_name in names}:
             shutil.rmtree(path)
     for name in accounts(names):
