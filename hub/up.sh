@@ -11,7 +11,7 @@ VENV=$ROOT/.venv
 export COURSE_HUB_STATE=$DIR COURSE_NODE_SETUP=$ROOT/hub/node.sh COURSE_ROOT=$ROOT
 cd "$ROOT"
 [[ $(id -u) == 0 ]] || { echo "the hub starts jobs in the names of others, so it needs root: sudo make hub" >&2 && exit 2; }
-[[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make setup" >&2 && exit 2; }
+[[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make hub brings it" >&2 && exit 2; }
 
 mkdir -p "$(dirname "$DIR")"
 mkdir -m 711 "$DIR" 2>/dev/null || [[ -d $DIR && ! -L $DIR && -O $DIR ]] ||
