@@ -4,12 +4,15 @@ python -m course_lib.train --help
 """
 
 import argparse
+import atexit
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 
 class UserError(ValueError):
@@ -175,4 +178,25 @@ def run_main(main: Callable[[], int | None]) -> None:
         line = str(error).strip().splitlines()[-1]  # one raised in a DataLoader worker brings its traceback along
         line = line.removeprefix("course_lib.config.UserError: ")
         sys.stderr.write(f"error: {line}\n")  # one write, and not print's two: all ranks may say it at the same moment
+        if _is_in_group():
+            _end_at_once(2)
         sys.exit(2)
+    except Exception:
+        if not _is_in_group():
+            raise
+        sys.excepthook(*sys.exc_info())
+        _end_at_once(1)
+
+
+def _is_in_group() -> bool:
+    """Whether this is a rank that could not leave the others; not under mpi4py, which must see a failure to end them all."""
+    group = sys.modules.get("torch.distributed")  # imported here by nobody who does without
+    return group is not None and group.is_available() and group.is_initialized() and "mpi4py.run" not in sys.modules
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End with this code. Python would first take apart what gloo's threads still work on, and at times abort by signal 6."""
+    atexit._run_exitfuncs()  # they end DataLoader workers
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -5,7 +5,6 @@ torchrun --standalone --nproc-per-node 2 tests/on_ranks.py PART FOLDER [FLAGS OF
 
 import contextlib
 import copy
-import io
 import itertools
 import os
 import sys
@@ -17,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_lib import train, trainer
-from course_lib.config import Config, run_main
+from course_lib.config import Config, UserError, run_main
 from course_lib.parallel import TOGETHER, find_strategy
 from course_lib.trainer import fit
 from course_lib.unet import UNet
@@ -187,16 +186,15 @@ MISTAKES = {
 }
 
 
-def make_mistakes(config: Config, world: World) -> dict[str, tuple[object, str]]:
-    """How this rank ends, (exit code, what it said), on each command line that is wrong."""
+def make_mistakes(config: Config, world: World) -> dict[str, str]:
+    """What this rank says to each command line that is wrong; run_main would end it."""
     said, train.stop = {}, lambda world: None  # the next one needs the group too
     for words in MISTAKES:
         sys.argv = ["train", *config.replace(strategy="ddp").arguments(), *words.split()]
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-            try:
-                run_main(train.main)
-            except SystemExit as ended:
-                said[words] = (ended.code, errors.getvalue())
+        try:
+            train.main()
+        except UserError as error:
+            said[words] = str(error)
         barrier(world)
     return said
 

@@ -158,6 +158,33 @@ def test_the_same_mistake_on_all_ranks_stays_lines():
     os.close(writing)
 
 
+FAILS_IN_GROUP = """
+import os, sys, torch.distributed as dist
+from course_lib.config import UserError, run_main
+
+class Gloo:
+    def __del__(self):
+        os.abort()  # what its threads do at times when Python takes apart what they work on
+
+def main():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    print("last words")
+    raise {"UserError": UserError, "RuntimeError": RuntimeError}[sys.argv[1]]("why")
+
+gloo = Gloo()
+run_main(main)
+"""
+
+
+@pytest.mark.parametrize("name, code, told", [("UserError", 2, "error"), ("RuntimeError", 1, "RuntimeError")])
+def test_a_rank_that_fails_in_its_group_ends_with_its_own_exit_code(name, code, told):
+    """And not with signal 6, for which nobody would be to blame."""
+    program = [sys.executable, "-c", FAILS_IN_GROUP, name]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "last words\n")
+    assert done.stderr.splitlines()[-1].endswith(f"{told}: why")
+
+
 # ---- years and learning rate -----------------------------------------------------------------------------------------------
 
 

@@ -273,9 +273,8 @@ def test_one_rank_of_torchrun_needs_no_others(two_epochs, tmp_path, scaled):
 @pytest.mark.parametrize("words", on_ranks.MISTAKES)
 def test_a_mistake_is_one_line_on_every_rank(two, words):
     for rank in two:
-        code, said = rank["mistakes"][words]
-        [line] = said.splitlines()
-        assert code == 2 and line.startswith(f"error: {on_ranks.MISTAKES[words]}")
+        [line] = rank["mistakes"][words].splitlines()
+        assert line.startswith(on_ranks.MISTAKES[words])
 
 
 def test_one_rank_that_fails_ends_them_all(base):
