@@ -15,6 +15,7 @@ import psutil
 import pytest
 from helpers import BIN, ROOT, wait_until
 from visitors import (
+    Hub,
     Visitor,
     errors,
     figures,
@@ -559,23 +560,20 @@ def test_make_lab_and_run_all_of_lesson_01(browser):
     command = ["make", "-C", str(ROOT), "lab", f"LAB_FLAGS={flags}"]
     log = open(folder / "lab.log", "w")
     lab = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    url = f"http://127.0.0.1:{port}"
+    root = Visitor(browser, Hub(folder, url, {}), "root")
+    root.server = url
     try:
-        url = f"http://127.0.0.1:{port}"
         wait_until(lambda: answers(f"{url}/api"), every=0.5)
-        page = context.new_page()
-        page.set_default_timeout(120_000)
-        page.goto(f"{url}/?token=test")
-        page.wait_for_selector(".lm-TabBar-tabLabel:text-is('00_start.ipynb')")  # make lab opens the first lesson
-        page.screenshot(path=ROOT / "runs" / "screenshots" / "make-lab.png")
-        page.goto(f"{url}/lab/tree/runs/in_a_browser/01_baseline.ipynb?reset")
-        page.wait_for_selector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]")
-        page.click(".lm-MenuBar-itemLabel:text-is('Run')")
-        page.click(".lm-Menu-itemLabel:text-is('Run All Cells')")
-        done = watch(page, file, 600)
-        page.screenshot(path=ROOT / "runs" / "screenshots" / "lesson-01.png")
+        root.page.goto(f"{url}/?token=test")
+        root.page.wait_for_selector(".lm-TabBar-tabLabel:text-is('00_start.ipynb')")  # make lab opens the first lesson
+        root.shot("make-lab")
+        root.open("runs/in_a_browser/01_baseline.ipynb")
+        root.menu("Run", "Run All Cells")
+        done = watch(root.page, file, 600)
+        root.shot("lesson-01")
     finally:
-        context.close()
+        root.context.close()
         os.killpg(lab.pid, signal.SIGTERM)
         lab.wait(60)
         log.close()
