@@ -633,6 +633,18 @@ def test_a_folder_that_somebody_else_has_linked_is_refused(script, tmp_path):
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
+@pytest.mark.parametrize("script, name", [("hub/down.sh", "proxy"), ("slurm/local/down.sh", "run/munged")])
+def test_a_number_that_another_process_has_by_now_is_left_alone(script, name, tmp_path):
+    """After a restart of the machine the files with numbers are still there."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        path = tmp_path / f"{name}.pid"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{other.pid}\n")
+        subprocess.run([ROOT / script, tmp_path], timeout=60, check=True)
+        assert other.poll() is None
+        other.kill()
+
+
 # ---- what a learner may ask for --------------------------------------------------------------------------------------------
 
 

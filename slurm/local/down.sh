@@ -5,7 +5,8 @@ DIR=$(realpath -ms "${1:-${COURSE_CLUSTER:-/tmp/course-cluster-$(id -un)}}")
 [[ -d $DIR && ! -L $DIR && -O $DIR ]] || exit 0
 export SLURM_CONF=$DIR/slurm.conf
 
-alive() { [[ -d /proc/$1 ]] && ! grep -q '^State:.*Z' "/proc/$1/status" 2>/dev/null; } # a zombie is dead
+# Zombies have no environment; and a number from before this machine was restarted may be anybody's by now.
+alive() { grep -qszxF "SLURM_CONF=$SLURM_CONF" "/proc/$1/environ"; }
 pid_of() { cat "$DIR/run/$1.pid" 2>/dev/null || true; }
 
 if controller=$(pid_of slurmctld) && [[ -n $controller ]] && alive "$controller"; then
