@@ -68,11 +68,17 @@ def _ended(lines: list[str]) -> list[tuple[int, str]]:
 
 
 def last_words(lines: list[str], rank: int | None = None) -> list[str]:
-    """A rank's tracebacks and lines that begin with error, the oldest first; without a rank: everybody's."""
-    number = r"\d+" if rank is None else str(rank)
+    """A rank's tracebacks and lines that begin with error, the oldest first; without a rank: everybody's.
+
+    Each tag's lines are read by themselves: torchrun copies two streams of each rank, and one may cut the other's traceback.
+    """
+    number, said = r"\d+" if rank is None else str(rank), {}
     tags = re.compile(rf"(\[rank {number}\]|\s*{number}:|) ?(\[rank{number}\]: ?)?")  # torchrun's, srun's; torch's own
-    said = [line[tag.end() :] for line in lines if (tag := tags.match(line)) and (rank is None or tag[1] or tag[2])]
-    return re.findall(r"^(?:error: .+|Traceback .+(?:\n .*)*\n.+)", "\n".join(said), re.MULTILINE)
+    for line in lines:
+        if (tag := tags.match(line)) and (rank is None or tag[1] or tag[2]):
+            said.setdefault(tag.groups(), []).append(line[tag.end() :])
+    last = re.compile(r"^(?:error: .+|Traceback .+(?:\n .*)*\n.+)", re.MULTILINE)
+    return [words for part in said.values() for words in last.findall("\n".join(part))]
 
 
 def why(job: "Job", status: Status) -> JobError:

@@ -433,6 +433,7 @@ def test_who_lost_the_others_is_not_to_blame():
     lines = [
         "[rank 1] [rank1]: Traceback (most recent call last):",
         "[rank 0] [rank0]: Traceback (most recent call last):",
+        "[rank 0] step 2/9  loss 0.4",
         "[rank 1] [rank1]: ValueError: mine",
         "[rank 0] [rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer",
         "Failures:",
@@ -445,9 +446,10 @@ def test_who_lost_the_others_is_not_to_blame():
     failed = first_failure(lines, 1)
     assert str(failed) == "rank 1 ended with exit code 1: ValueError: mine"
     assert failed.details == "Traceback (most recent call last):\nValueError: mine"
-    killed = [line.replace("exitcode  : 1 (pid: 12)", "exitcode  : -9 (pid: 12)") for line in lines[1:2] + lines[3:]]
+    others = lines[1:3] + lines[4:]
+    killed = [line.replace("exitcode  : 1 (pid: 12)", "exitcode  : -9 (pid: 12)") for line in others]
     assert str(first_failure(killed, 1)) == "rank 1 was killed by signal 9"
-    stopped = [line.replace("exitcode  : 1 (pid: 12)", "exitcode  : -15 (pid: 12)") for line in lines[1:2] + lines[3:]]
+    stopped = [line.replace("exitcode  : 1 (pid: 12)", "exitcode  : -15 (pid: 12)") for line in others]
     assert str(first_failure(stopped, 1)).startswith("rank 0 ended with exit code 1: RuntimeError: ")
     assert str(first_failure(["no such file"], 7)) == "torchrun ended with exit code 7"
 
