@@ -136,7 +136,7 @@ def test_another_seed_may_mean_another_rank():
 def test_the_evidence_can_be_read(cases, capsys):
     cases["2a"].printed()
     printed = capsys.readouterr().out
-    assert "Connection closed by peer" in printed
+    assert re.search("Connection (closed|reset) by peer", printed)
     victim = cases["2a"].rank
     table = cases["2a"].flight_recorder()
     assert table.rows[-1][1 + victim] == "–" and "all_reduce" in table.rows[-1][1 + (victim + 1) % RANKS]
