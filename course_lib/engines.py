@@ -21,6 +21,8 @@ exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
 """
 
 
+# Each rank's shell tells how it ended before mpiexec or srun can know, who then end the others too.
+TELLS = ["sh", "-c", '"$@"; code=$?; echo "rank $PMI_RANK ended: $code" >&2; exit $code', "-"]
 ALONE = {"UCX_NET_DEVICES": "lo"}  # the MPI of ranks on one machine listens to nobody else's
 PORTS = range(20_000, 32_000, 25)  # below those that systems give out; a controller needs 19 of a block
 
@@ -55,7 +57,7 @@ def local_settings(claim: socket.socket) -> Settings:
     first = claim.getsockname()[1]
     ports = f"--IPController.ports={first + 1}-{first + PORTS.step - 1}"
     settings.ControllerLauncher.controller_args = [ports, "--HeartMonitor.period=1000"]  # 10 beats missed: dead
-    settings.EngineLauncher.engine_cmd = [sys.executable, "-m", "ipyparallel.engine"]
+    settings.EngineLauncher.engine_cmd = [*TELLS, sys.executable, "-m", "ipyparallel.engine"]
     settings.EngineLauncher.engine_args = ["--IPEngine.max_heartbeat_misses=20"]  # of the controller: then they end
     settings.EngineLauncher.environment = ONE_THREAD | ALONE | {"COURSE_PLAIN": "1"}  # nobody sees an engine's bars
     settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, str(mpiexec)]

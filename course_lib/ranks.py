@@ -152,15 +152,14 @@ class Ranks:
         return RanksError(f"rank {where['engine_id']} raised {name}: {value}{also}", traceback or "")
 
     def _cause_of_death(self) -> str:
-        """Which rank died first, and how: from what ipyparallel's nannies and mpiexec have to say; nothing if it froze."""
+        """Which rank died first, and how: what its shell has said; nothing if it froze."""
         missing = min(set(range(self.n)) - set(self.client.ids))
-        until, first, how = time.monotonic() + 2, None, None
-        while not (first and how) and time.monotonic() < until:
+        until, told = time.monotonic() + 2, None
+        while not told and time.monotonic() < until:
             time.sleep(0.1)
-            said = self._said()
-            first, how = re.search(r"KernelNanny\.(\d+)\] Pipe closed", said), re.search(r"EXIT CODE: (\d+)", said)
-        ending = _ending(int(how[1])) if how else "ended" if first else "does not answer any more"
-        return f"rank {first[1] if first else missing} {ending}, and the others were stopped"
+            told = re.search(r"rank (\d+) ended: (\d+)", self._said())
+        rank, how = (told[1], _ending(int(told[2]))) if told else (missing, "does not answer any more")
+        return f"rank {rank} {how}, and the others were stopped"
 
     def __getitem__(self, name: str) -> list:
         """The values of a variable, by rank."""
@@ -209,8 +208,8 @@ class Ranks:
 
 
 def _ending(code: int) -> str:
-    """mpiexec gives a signal's number for the exit code."""
-    return f"was killed by signal {code}" if 0 < code < 65 else f"ended with exit code {code}"
+    """A shell adds 128 to a signal's number."""
+    return f"was killed by signal {code - 128}" if 128 < code < 193 else f"ended with exit code {code}"
 
 
 def _world_size() -> int:
