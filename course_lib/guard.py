@@ -16,15 +16,15 @@ from course_lib.processes import clean_environment, kill_tree
 
 
 def main() -> int:
-    parent, *command = sys.argv[1:]
+    (parent, *command), told = sys.argv[1:], []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        signal.signal(number, lambda number, frame: told.append(number))  # it may be starting the program just now
     program = psutil.Popen(command, env=clean_environment())
     try:
-        while os.getppid() == int(parent):  # an orphan gets another parent
+        while os.getppid() == int(parent) and not told:  # an orphan gets another parent
             with contextlib.suppress(psutil.TimeoutExpired):
                 return program.wait(0.2)
-        return 1
+        return 128 + told[0] if told else 1
     finally:
         kill_tree([program])
 
