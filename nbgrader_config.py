@@ -11,6 +11,7 @@ GRADING = Path(os.environ.get("COURSE_GRADING", ROOT / "runs" / "grading")).reso
 GRADING.mkdir(parents=True, exist_ok=True)
 
 c = get_config()  # noqa: F821
+c.NotebookClient.kernel_manager_class = "course_lib.kernel.FileKernel"
 
 c.CourseDirectory.root = str(ROOT)
 c.CourseDirectory.course_id = os.environ.get("COURSE_ID", "ddl")

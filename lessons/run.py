@@ -20,6 +20,7 @@ import papermill
 from tqdm import tqdm
 
 from course_lib.config import UserError, run_main
+from course_lib.kernel import FileKernel
 from course_lib.lesson import MIME
 from lessons.build import ROOT, build, sources
 
@@ -43,6 +44,7 @@ def run(source: Path, *, smoke: bool, out: Path, parameters: dict | None = None)
         parameters=values | (parameters or {}),
         cwd=ROOT / "notebooks",
         kernel_name="python3",
+        kernel_manager_class=FileKernel,
         progress_bar=False,
         log_output=False,
     )

@@ -71,6 +71,14 @@ def environment(**variables: str) -> dict[str, str]:
     return clean | {"PATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | variables
 
 
+# A cell's code: how its kernel is reached, "tcp" or "ipc".
+REACHED_BY = """
+import json, ipykernel
+with open(ipykernel.get_connection_file()) as file:
+    reached_by = json.load(file)["transport"]
+"""
+
+
 def torchrun(ranks: int, *words: object) -> tuple[int, str]:
     """Run a program on so many ranks to its end: (exit code, all that was printed). A hang is a failure."""
     forking = Path(__file__).with_name("forking_torchrun.py")

@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from exercise_cells import code_cells, grade_id, open_notebook
-from helpers import ROOT
+from helpers import REACHED_BY, ROOT
 
 from course_lib.config import run_main
 from lessons import grade
@@ -73,9 +73,13 @@ def test_solutions_have_full_marks_and_stubs_fail_at_their_stubs(name, grading):
 def test_a_half_done_one_has_marks_in_between(grading):
     name = "ex04_ddp"
     grade.release([name])
-    submit("half", name, fill_in(open_notebook("exercises", name), open_notebook("solutions", name), 1), grading)
+    half = fill_in(open_notebook("exercises", name), open_notebook("solutions", name), 1)
+    half.cells.append(nbformat.v4.new_code_cell(f"{REACHED_BY}\nprint(reached_by)"))
+    submit("half", name, half, grading)
     score, best = autograde(name, "half", grading)
     assert 0 < score < best
+    graded = nbformat.read(grading / "autograded" / "half" / name / f"{name}.ipynb", as_version=4)
+    assert graded.cells[-1].outputs[0].text == "ipc\n"  # not by a port, which another program could take
 
 
 def test_what_never_ends_is_stopped_and_explained_and_the_rest_is_graded(grading):

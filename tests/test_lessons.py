@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from helpers import REACHED_BY
 
 from lessons import build, run
 
@@ -147,6 +148,14 @@ def test_renew_keeps_tolerances_that_somebody_has_set(tmp_path, monkeypatch):
         "loss": {"value": 2.0, "tolerance": 0.01},
         "skill": {"value": 0.5, "tolerance": run.TOLERANCE},
     }
+
+
+def test_its_kernel_has_no_port_that_another_program_could_take(tmp_path):
+    source = tmp_path / "00_ports.py"
+    source.write_text(
+        f"# %%\n{REACHED_BY}\nfrom course_lib.lesson import numbers\nnumbers(files=reached_by == 'ipc')\n"
+    )
+    assert run.run(source, smoke=False, out=tmp_path) == {"files": 1}
 
 
 def test_a_failing_cell_fails_the_run(tmp_path):

@@ -22,6 +22,7 @@ from jupyter_client.manager import start_new_kernel
 from course_lib import engines, ranks
 from course_lib.config import UserError
 from course_lib.failures import first_failure
+from course_lib.kernel import FileKernel
 from course_lib.launch import GUARD
 from course_lib.processes import kill_tree
 from course_lib.ranks import RanksError
@@ -332,7 +333,8 @@ def test_a_notebook_run_twice_by_papermill(tmp_path):
     nbformat.write(notebook, tmp_path / "in.ipynb")
     for _ in range(2):
         before = below()
-        papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", cwd=tmp_path, progress_bar=False)
+        files = {"input_path": tmp_path / "in.ipynb", "output_path": tmp_path / "out.ipynb", "cwd": tmp_path}
+        papermill.execute_notebook(**files, kernel_manager_class=FileKernel, progress_bar=False)
         wait_until_gone(below() - before)
         outputs = [cell.outputs for cell in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells]
         assert [output.text for output in outputs[0]] == ["starting 2 ranks\n"]
@@ -478,6 +480,24 @@ def test_the_guard_ends_its_program_on_a_signal(tmp_path):
     guard.send_signal(signal.SIGTERM)
     assert guard.wait(60) == 128 + signal.SIGTERM
     wait_until_gone(pids)
+
+
+def test_a_signal_while_the_guard_starts_its_program_leaves_nothing():
+    early = """
+import os, signal, sys, psutil
+from course_lib import guard
+def start(*words, real=psutil.Popen, **options):
+    program = real(*words, **options)
+    print(program.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return program
+psutil.Popen = start
+sys.exit(guard.main())
+"""
+    command = [sys.executable, "-c", early, str(os.getpid()), "sleep", "600"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not is_running(int(done.stdout))
 
 
 def test_the_guard_ends_its_program_with_the_parent():

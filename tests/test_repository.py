@@ -44,6 +44,7 @@ def test_every_import_of_the_library_is_declared():
         "yaml": "pyyaml",
         "PIL": "pillow",
         "IPython": "ipykernel",
+        "jupyter_client": "ipykernel",
         "papermill": "papermill",
         "sqlalchemy": "nbgrader",
     }
