@@ -8,13 +8,13 @@ In a notebook: `from course_lib import doctor; doctor.report()`.
 
 import argparse
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from course_lib.config import Config, run_main
 from course_lib.machine import CHECKS, FAIL, OK, RANKS, SET_UP, WARN, Finding
+from course_lib.ports import claim_ports, next_port
 from course_lib.processes import failure, run
 
 RIGHT = f"{RANKS} ranks added 8 MB of numbers each, and the sum is right"
@@ -22,11 +22,11 @@ RIGHT = f"{RANKS} ranks added 8 MB of numbers each, and the sum is right"
 
 def check_gloo(timeout: float = 60) -> Finding:
     """Real: two processes add their numbers, as DDP does with gradients."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
     probe = ["-m", "course_lib.doctor", "--probe", "gloo"]
-    ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
-    code, output = run([sys.executable, *probe], timeout, environments=ranks)
+    with claim_ports() as claim:
+        shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next_port(claim))}
+        ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
+        code, output = run([sys.executable, *probe], timeout, environments=ranks)
     if code == 0 and output.count(RIGHT) == RANKS:
         return Finding(OK, "gloo", RIGHT)
     again = shlex.join([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *probe])

@@ -1,7 +1,6 @@
 """How ipyparallel shall start a notebook's ranks: by our guard, with our Python and our MPI, here or as a Slurm job."""
 
 import os
-import random
 import shlex
 import shutil
 import socket
@@ -13,6 +12,7 @@ from traitlets.config import Config as Settings
 
 from course_lib.config import UserError
 from course_lib.launch import GUARD, ONE_THREAD
+from course_lib.ports import PORTS
 
 SLURM_JOB = """#!/bin/bash
 #SBATCH --job-name=ranks --output={{output_file}} --ntasks={{n}} {options}
@@ -24,26 +24,6 @@ exec srun --mpi=pmi2 --kill-on-bad-exit=1 {program} --mpi
 # Each rank's shell tells how it ended before mpiexec or srun can know, who then end the others too.
 TELLS = ["sh", "-c", '"$@"; code=$?; echo "rank $PMI_RANK ended: $code" >&2; exit $code', "-"]
 ALONE = {"UCX_NET_DEVICES": "lo"}  # the MPI of ranks on one machine listens to nobody else's
-PORTS = range(20_000, 32_000, 25)  # below those that systems give out; a controller needs 19 of a block
-
-
-def claim_ports() -> socket.socket:
-    """The first of a block of free ports, taken: nobody else who asks here gets this block until it is closed.
-
-    Left to itself, ipyparallel looks for free ports and binds them a moment later. When a class starts at nine, that is
-    too late for one in a hundred.
-    """
-    for first in random.sample(PORTS, len(PORTS)):
-        claim = socket.socket()
-        try:
-            claim.bind(("", first))
-            for port in range(first + 1, first + PORTS.step):
-                with socket.socket() as other:
-                    other.bind(("", port))
-            return claim
-        except OSError:
-            claim.close()
-    raise UserError(f"no {PORTS.step} free ports in a row between {PORTS.start} and {PORTS.stop} on this machine")
 
 
 def local_settings(claim: socket.socket) -> Settings:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import socket
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from course_lib.faults import ALL
 from course_lib.lab_rank import run_program
 from course_lib.lesson import ROOT
+from course_lib.ports import claim_ports, next_port
 from course_lib.trial import fork_ranks, prepare, read_outcomes, stack
 from course_lib.trial_rank import Failure
 
@@ -26,15 +26,14 @@ def run(text: str, folder: Path, *, disturbance: tuple[str, int | str | tuple] =
     prepare("course_lib.lab_rank", "torch._dynamo")
     kind, struck = disturbance
     struck = ALL if isinstance(struck, tuple) else struck
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]  # where rank 0 will listen
-    return fork_ranks(
-        RANKS,
-        functools.partial(run_program, folder, kind, struck, port, PATIENCE),
-        folder,
-        seconds=START_UP,
-        join=False,
-    )
+    with claim_ports() as claim:
+        return fork_ranks(
+            RANKS,
+            functools.partial(run_program, folder, kind, struck, next_port(claim), PATIENCE),
+            folder,
+            seconds=START_UP,
+            join=False,
+        )
 
 
 @functools.cache

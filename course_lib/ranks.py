@@ -28,9 +28,10 @@ from IPython.display import display
 from tqdm.auto import tqdm
 
 from course_lib.config import UserError
-from course_lib.engines import claim_ports, local_settings, slurm_settings
+from course_lib.engines import local_settings, slurm_settings
 from course_lib.failures import LOST, RanksError
 from course_lib.launch import find_ranks, torchrun
+from course_lib.ports import claim_ports
 from course_lib.progress import has_bar
 
 __all__ = ["Ranks", "RanksError", "find_ranks", "start", "torchrun"]

@@ -19,7 +19,6 @@ from visitors import (
     Visitor,
     errors,
     figures,
-    free_port,
     home,
     open_browser,
     printed,
@@ -29,6 +28,7 @@ from visitors import (
     write_notebook,
 )
 
+from course_lib.ports import claim_ports, next_port
 from lessons.run import smoke_parameters
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -546,7 +546,7 @@ def test_with_tls_and_the_machines_own_passwords(browser, tmp_path):
 @pytest.mark.timeout(900)
 def test_make_lab_and_run_all_of_lesson_01(browser):
     """The plain way, without a hub: no errors, and every figure drawn."""
-    folder, port = ROOT / "runs" / "in_a_browser", free_port()
+    folder, claim = ROOT / "runs" / "in_a_browser", claim_ports()
     folder.mkdir(parents=True, exist_ok=True)
     notebook = json.loads((ROOT / "notebooks" / "01_baseline.ipynb").read_text())
     cell = next(cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", []))
@@ -556,11 +556,11 @@ def test_make_lab_and_run_all_of_lesson_01(browser):
     file = folder / "01_baseline.ipynb"
     file.write_text(json.dumps(notebook))
     drawn = sum("plots." in "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    flags = f"--allow-root --no-browser --port={port} --IdentityProvider.token=test"
+    flags = f"--allow-root --no-browser --port={next_port(claim)} --IdentityProvider.token=test"
     command = ["make", "-C", str(ROOT), "lab", f"LAB_FLAGS={flags}"]
     log = open(folder / "lab.log", "w")
     lab = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{next_port(claim)}"
     root = Visitor(browser, Hub(folder, url, {}), "root")
     root.server = url
     try:
@@ -577,6 +577,7 @@ def test_make_lab_and_run_all_of_lesson_01(browser):
         os.killpg(lab.pid, signal.SIGTERM)
         lab.wait(60)
         log.close()
+        claim.close()
     assert errors(done) == []
     assert figures(done) >= drawn - 1 and drawn >= 5, (figures(done), drawn)
 

@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from jupyter_client.manager import start_new_kernel
 
-from course_lib import engines, ranks
+from course_lib import ports, ranks
 from course_lib.config import UserError
 from course_lib.failures import first_failure
 from course_lib.kernel import FileKernel
@@ -37,7 +37,7 @@ JOIN = 'here = world.start(Config(launcher="mpi", device="cpu", timeout=%d))\n'
 # Starts ranks, tells the processes below it, and ends in one way or another when it is told to.
 STARTER = """
 import sys, psutil
-from course_lib import engines, ranks
+from course_lib import ranks
 team = ranks.start(2)
 print("below:", *[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
 sys.stdin.readline()
@@ -281,11 +281,11 @@ def test_an_idle_rank_that_dies_and_one_that_takes_too_long(px):
 
 def test_every_team_has_ports_of_its_own(monkeypatch):
     """Also where somebody else has taken one in the middle of a block."""
-    monkeypatch.setattr(engines, "PORTS", range(19_000, 19_075, 25))
-    with socket.create_server(("", 19_030)), engines.claim_ports() as one, engines.claim_ports() as two:
+    monkeypatch.setattr(ports, "PORTS", range(19_000, 19_075, 25))
+    with socket.create_server(("", 19_030)), ports.claim_ports() as one, ports.claim_ports() as two:
         assert {claim.getsockname()[1] for claim in (one, two)} == {19_000, 19_050}
         with pytest.raises(UserError, match="^no 25 free ports in a row between 19000 and 19075 on this machine$"):
-            engines.claim_ports()
+            ports.claim_ports()
 
 
 # ---- nothing outlives its notebook -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from course_lib.data.batches import shard
 from course_lib.data.tasks import make_task
 from course_lib.metrics import read_log
 from course_lib.parallel import STRATEGIES
+from course_lib.ports import claim_ports, next_port
 from course_lib.trainer import evaluate, fit, make_loader, make_model
 from course_lib.world import World, start
 
@@ -405,12 +405,10 @@ def test_mistakes_on_the_real_command_line(config):
 
 
 def test_the_single_strategy_under_two_ranks_is_refused_by_both(config):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for process in [start_rank(config, RANK=rank, **together) for rank in ("0", "1")]:
-        assert_complains(process, "--strategy single is for one rank, and 2 were started")
+    with claim_ports() as claim:
+        together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next_port(claim))}
+        for process in [start_rank(config, RANK=rank, **together) for rank in ("0", "1")]:
+            assert_complains(process, "--strategy single is for one rank, and 2 were started")
 
 
 def test_a_rank_starts_without_what_only_some_strategies_need():

@@ -5,7 +5,6 @@ import os
 import pwd
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,23 +18,12 @@ import pytest
 from helpers import ROOT, ask
 from playwright.sync_api import Error, sync_playwright
 
+from course_lib.ports import claim_ports, next_port
+
 HUB = ROOT / "hub"
 SHOTS = ROOT / "runs" / "screenshots"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 MORE_FLAGS = ("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
-
-
-def free_port(n: int = 1) -> int:
-    """The first of n free ones in a row."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port = one.getsockname()[1]
-        try:
-            for other in range(port, port + n):
-                socket.create_server(("127.0.0.1", other)).close()
-            return port
-        except OSError:
-            continue
 
 
 @contextmanager
@@ -98,9 +86,11 @@ def start_hub(
     learners: list[str], teachers: list[str] = (), *, small: dict[str, int] | None = None, tls: Path | None = None
 ):
     """With accounts that end with it; the homes of some have so many megabytes. With TLS the passwords are the accounts' own."""
-    folder, port, small = Path(tempfile.mkdtemp(prefix="hub-")), free_port(3), small or {}
+    folder, claim, small = Path(tempfile.mkdtemp(prefix="hub-")), claim_ports(), small or {}
     hub = Hub(
-        folder, f"http{'s' * bool(tls)}://127.0.0.1:{port}", os.environ | {"COURSE_HUB_SITE": f"{folder}/site.toml"}
+        folder,
+        f"http{'s' * bool(tls)}://127.0.0.1:{next_port(claim)}",
+        os.environ | {"COURSE_HUB_SITE": f"{folder}/site.toml"},
     )
     values = {"url": hub.url, "teachers": list(teachers), "learners": learners}
     if tls:
@@ -122,6 +112,7 @@ def start_hub(
         if (folder / "hub.log").exists():
             shutil.copy(folder / "hub.log", SHOTS)
         hub.script("down.sh")
+        claim.close()
         for name in small:
             subprocess.run(["umount", "--lazy", home(name)], check=False)
         for name in [*learners, *teachers]:
