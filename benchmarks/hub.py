@@ -34,7 +34,7 @@ import requests
 from benchmarks import table
 from benchmarks.table import Row
 from course_lib.config import Parser, UserError, run_main
-from course_lib.engines import claim_ports
+from course_lib.ports import claim_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER, ALONE = "one learner alone", 3

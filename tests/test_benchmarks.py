@@ -36,3 +36,11 @@ def test_a_benchmark_measures_every_part(name, tmp_path):
     assert {row["part"] for row in table["rows"]} == PARTS[name]
     assert all(row["ours"] > 0 and row["theirs"] > 0 and row["peer"] for row in table["rows"])
     assert sum(row["met"] is not None for row in table["rows"]) >= GOALS[name], "the goals are stated"
+
+
+def test_the_hubs_load_says_what_it_measures():
+    """All of it takes root and minutes; the same hub and its learners are in tests/test_hub.py."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.hub", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "--learners" in done.stdout, done.stderr
