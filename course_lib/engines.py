@@ -44,17 +44,35 @@ def local_settings(claim: socket.socket) -> Settings:
     return settings
 
 
+def nodes_here() -> int:
+    """On how many nodes this notebook may start ranks without asking for a job: on those of the job that it runs in."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if shutil.which("srun") else 1
+
+
+def step_settings(claim: socket.socket, nodes: int) -> Settings:
+    """The same on several nodes of the job that this notebook runs in: mpiexec's part is srun's."""
+    settings = _on_nodes(local_settings(claim))
+    place = [f"--jobid={os.environ['SLURM_JOB_ID']}", f"--nodes={nodes}", "--overlap", "--overcommit", "--mem=0"]
+    settings.MPIEngineSetLauncher.mpi_cmd = [*GUARD, "srun", *place, "--mpi=pmi2", "--kill-on-bad-exit=1"]
+    return settings
+
+
+def _on_nodes(settings: Settings) -> Settings:
+    """Controller and MPI are reached from other machines."""
+    settings.Cluster.controller_ip = "*"
+    own = settings.EngineLauncher.environment
+    settings.EngineLauncher.environment = {name: value for name, value in own.items() if name not in ALONE}
+    return settings
+
+
 def slurm_settings(claim: socket.socket, options: str) -> Settings:
     """The same as one Slurm job."""
     if not shutil.which("sbatch"):
         raise UserError(
             "sbatch is missing: ranks on Slurm nodes need Slurm; leave out slurm= for ranks on this machine"
         )
-    settings = local_settings(claim)
-    settings.Cluster.engine_launcher_class, settings.Cluster.controller_ip = "slurm", "*"
-    settings.EngineLauncher.environment = {
-        k: v for k, v in settings.EngineLauncher.environment.items() if k not in ALONE
-    }
+    settings = _on_nodes(local_settings(claim))
+    settings.Cluster.engine_launcher_class = "slurm"
     launcher, program = settings.SlurmEngineSetLauncher, shlex.join(settings.EngineLauncher.engine_cmd)
     private = Path(jupyter_runtime_dir())  # not /tmp, where others could have put a file of that name
     private.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -26,6 +26,10 @@ def main() -> int:
                 return program.wait(0.2)
         return 128 + told[0] if told else 1
     finally:
+        if command[0] == "srun":  # it ends its ranks on other nodes when it is told to, and can't when it is killed
+            with contextlib.suppress(psutil.Error):
+                program.terminate()
+                program.wait(5)
         kill_tree([program])
 
 

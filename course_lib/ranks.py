@@ -28,7 +28,7 @@ from IPython.display import display
 from tqdm.auto import tqdm
 
 from course_lib.config import UserError
-from course_lib.engines import local_settings, slurm_settings
+from course_lib.engines import local_settings, nodes_here, slurm_settings, step_settings
 from course_lib.failures import LOST, RanksError
 from course_lib.launch import find_ranks, torchrun
 from course_lib.ports import claim_ports
@@ -39,7 +39,8 @@ _running: list["Ranks"] = []
 
 
 def start(n: int = 2, *, slurm: str | None = None, timeout: float = 120) -> "Ranks":
-    """Start n ranks, here or as a Slurm job with these sbatch options ("" or "--nodes=2"); ends those of before."""
+    """Start n ranks, here (on all nodes of the job that a notebook runs in) or as a Slurm job with these sbatch options
+    ("" or "--nodes=2"); ends those of before."""
     for team in list(_running):
         team.stop()
     return Ranks(n, slurm=slurm, timeout=timeout)
@@ -53,7 +54,12 @@ class Ranks:
             raise UserError(f"at least one rank is needed, not {n}")
         self.n, self.gone = n, ""
         self.claim = claim_ports()
-        settings = local_settings(self.claim) if slurm is None else slurm_settings(self.claim, slurm)
+        if slurm is not None:
+            settings = slurm_settings(self.claim, slurm)
+        elif (nodes := min(n, nodes_here())) > 1:
+            settings = step_settings(self.claim, nodes)
+        else:
+            settings = local_settings(self.claim)
         self.cluster = ipyparallel.Cluster(n=n, config=settings, log_level=50)
         _running.append(self)
         try:

@@ -30,9 +30,9 @@ from course_lib import results
 from course_lib.metrics import read_log
 
 RANKS_IN_A_JOB = """
-import os
+import os, psutil
 from course_lib import ranks
-assert "SLURM_JOB_ID" in os.environ
+from helpers import wait_until
 join = '''
 import socket, torch.distributed as dist
 from course_lib.config import Config
@@ -42,10 +42,20 @@ sizes = [None] * world.world_size
 dist.all_gather_object(sizes, world.local_rank)
 print(socket.gethostname(), world.rank, world.local_rank, sizes)
 '''
-with ranks.start(2) as team:
-    team.run(join)
-with ranks.start(4, slurm="--nodes=2 --ntasks-per-node=2") as team:
-    team.run(join)
+if os.environ["SLURM_JOB_NUM_NODES"] == "1":
+    with ranks.start(2) as team:
+        team.run(join)
+    with ranks.start(4, slurm="--nodes=2 --ntasks-per-node=2") as team:
+        team.run(join)
+else:
+    with ranks.start(4) as team:
+        team.run(join)
+        os.kill(team.pids[3], 9)
+        try:
+            team.run("import torch.distributed as dist; dist.barrier()")
+        except ranks.RanksError as error:
+            print(error)
+    wait_until(lambda: not any(map(psutil.pid_exists, team.pids)))
 print("all done")
 """
 
@@ -98,16 +108,25 @@ def test_a_missing_package_is_one_clear_line(no_slurm):
 
 @pytest.mark.integration
 def test_ranks_inside_a_job_and_on_nodes(cluster, tmp_path):
-    """A notebook that is itself a Slurm job starts ranks beside itself, and others as a second job on both nodes."""
-    program, log = tmp_path / "inside.py", tmp_path / "log"
+    """A notebook that is itself a Slurm job starts ranks on its own nodes, and others as a second job on both nodes."""
+    program = tmp_path / "inside.py"
     program.write_text(RANKS_IN_A_JOB)
-    job = ["--ntasks=1", "--mem-per-cpu=500", f"--output={log}", f"--wrap={sys.executable} {program}"]
-    number = ask(cluster, "sbatch", "--parsable", *job).strip()
-    asked = ["squeue", "--noheader", f"--jobs={number}", "--states=PD,R,CG"]
+    numbers = {}
+    for nodes in (1, 2):
+        options = [f"--nodes={nodes}", f"--ntasks={nodes}", "--mem-per-cpu=500", f"--output={tmp_path / str(nodes)}"]
+        environment = f"--export=ALL,PYTHONPATH={Path(__file__).parent}"
+        words = ["--parsable", environment, *options, f"--wrap={sys.executable} {program}"]
+        numbers[nodes] = ask(cluster, "sbatch", *words).strip()
+    asked = ["squeue", "--noheader", f"--jobs={','.join(numbers.values())}", "--states=PD,R,CG"]
     wait_until(lambda: not ask(cluster, *asked), every=0.5)
-    printed = log.read_text()
-    assert "all done" in printed, printed
-    here = [line.split(maxsplit=5)[2:] for line in printed.splitlines() if line.startswith("[rank")]
+    printed, on_both = ((tmp_path / str(nodes)).read_text() for nodes in numbers)
+    assert "all done" in printed and "all done" in on_both, printed + on_both
+    here, step = (
+        [line.split(maxsplit=5)[2:] for line in text.splitlines() if line.startswith("[rank")]
+        for text in (printed, on_both)
+    )
+    assert "rank 3 was killed by signal 9, and the others were stopped" in on_both, on_both
+    assert [(line[0], line[1]) for line in step] == [("node1", "0"), ("node1", "1"), ("node2", "2"), ("node2", "3")]
     assert [line[1] for line in here] == ["0", "1", "0", "1", "2", "3"]
     assert here[0][0] == here[1][0]  # beside the job, on its node
     assert [line[0] for line in here[2:]] == ["node1", "node1", "node2", "node2"]
