@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     rank: str | tuple = ALL  # where: ALL, "one" (another in every case), or any of these
     lines: tuple[str, ...] = ()  # pieces of the lines of the bad program that are a right answer
     remedy: str = ""  # a key of REMEDIES, where no line of the program can be mended
-    exact: bool = True  # mended, it gives the good program's numbers; else it only has to finish, with all ranks alike
+    exact: bool = True  # mended, it gives the good program's numbers; else ranks finish alike and have shared the work
 
 
 REMEDIES = {
@@ -62,12 +62,11 @@ FAULTS = {
         edits=(
             (
                 'dist.init_process_group("gloo")',
-                'store = dist.TCPStore("127.0.0.1", {port}, ranks, rank == 0)\n'
-                'dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)',
+                'dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)',
             ),
         ),
         rank=(0,),
-        lines=("dist.TCPStore(",),
+        lines=("tcp://127.0.0.1",),
     ),
     "killed rank": Fault(
         "a rank is killed from outside",

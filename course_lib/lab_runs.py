@@ -14,7 +14,8 @@ from course_lib.ports import claim_ports, next_port
 from course_lib.trial import fork_ranks, prepare, read_outcomes, stack
 from course_lib.trial_rank import Failure
 
-RANKS = 3
+RANKS, EPOCHS = 3, 2
+IMAGES = {"train": 37, "valid": 10}  # three ranks can't share either evenly
 START_UP, PATIENCE = 20.0, 6.0  # seconds without a note after which a rank is taken to hang: until its first, and then
 GOOD = ROOT / "lessons" / "programs" / "lab.py"
 
@@ -46,9 +47,9 @@ def good_notes() -> list[dict]:
 
 
 def make_images(folder: Path) -> None:
-    """37 images to train on and 10 to validate on, so that three ranks can't share either evenly; the same every time."""
+    """Noise to train and to validate on, the same every time."""
     random = np.random.default_rng(0)
-    for part, count in (("train", 37), ("valid", 10)):
+    for part, count in IMAGES.items():
         (folder / part).mkdir(parents=True)
         for number in range(count):
             scale = 1 + number / count  # the last images are the harder ones: it matters who has which

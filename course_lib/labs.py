@@ -9,6 +9,7 @@ case.check(answer), case.check_fix(answer)     # what, which rank, which line; a
 import hashlib
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,19 @@ from course_lib.checks import WrongAnswer, alone, require, same
 from course_lib.cockpit import Table
 from course_lib.faults import FAULTS, REMEDIES
 from course_lib.hangs import read_flight_records
-from course_lib.lab_runs import GOOD, RANKS, finished, good_notes, how_it_ended, mend, notes, run, said
+from course_lib.lab_runs import (
+    EPOCHS,
+    GOOD,
+    IMAGES,
+    RANKS,
+    finished,
+    good_notes,
+    how_it_ended,
+    mend,
+    notes,
+    run,
+    said,
+)
 from course_lib.timeline import read_timelines
 from course_lib.trial import stack
 
@@ -39,17 +52,17 @@ class Case:
     """A run of the program with one thing wrong, and all that it left behind. Another seed, another rank."""
 
     def __init__(self, name: str, *, seed: int = 1):
-        self.name, self.what = name, CASES[name]
-        self.fault = FAULTS[self.what]
-        self.rank = victim(name, seed)
+        self.name, self._what = name, CASES[name]
+        self._fault = FAULTS[self._what]
+        self._rank = victim(name, seed)
         self._folder = tempfile.TemporaryDirectory(prefix=f"lab-{name}-")
         self.folder = Path(self._folder.name)
         self._other_job = socket.create_server(("127.0.0.1", 0))  # it has its port for as long as there is the case
         port = self._other_job.getsockname()[1]
         self.text = GOOD.read_text().split("\n", 2)[2]  # without the docstring, which would give it away
-        for good, bad in self.fault.edits:
-            self.text = self.text.replace(good, bad.format(rank=self.rank, port=port))
-        self.codes = run(self.text, self.folder, disturbance=(self.fault.around, self.rank))
+        for good, bad in self._fault.edits:
+            self.text = self.text.replace(good, bad.format(rank=self._rank, port=port))
+        self.codes = run(self.text, self.folder, disturbance=(self._fault.around, self._rank))
         print(f"case {name}: {how_it_ended(self.folder, self.codes)}")
 
     # ---- the evidence --------------------------------------------------------------------------------------------------------
@@ -68,9 +81,7 @@ class Case:
 
     def events(self, kind: str) -> Table:
         """One kind of the program's notes: start, step, evaluated, valid or end; a row a note, in the order of ranks."""
-        rows = [note for note in notes(self.folder) if note["event"] == kind]
-        names = [name for name in (rows[0] if rows else {"rank": 0}) if name != "event"]
-        return Table(names, [[_short(row[name]) for name in names] for row in rows])
+        return _table(notes(self.folder), kind)
 
     def timeline(self) -> None:
         """What the ranks did when: the first steps."""
@@ -89,7 +100,7 @@ class Case:
         found = {rank: stack(self.folder, rank) for rank in range(RANKS)}
         for rank, calls in found.items():
             mine = [f"line {line} of the program" for file, line, _ in calls if file.endswith("program.py")]
-            print(f"rank {rank}: {' → '.join(mine) if mine else 'had ended'}")
+            print(f"rank {rank}: {' → '.join(mine) if mine else 'has left no stack'}")
 
     # ---- the answer ----------------------------------------------------------------------------------------------------------
 
@@ -99,9 +110,9 @@ class Case:
         what = given["what"]
         if what not in FAULTS:
             raise WrongAnswer(f'"what" is {what!r}; choose one of {", ".join(sorted(FAULTS))}')
-        why = f"{FAULTS[what].shows if what != self.what else ''}: do you see that here?"
-        require(what == self.what, f"case {self.name}, what", f"not a {what}. There {why}")
-        right = self.rank if isinstance(self.rank, tuple) else (self.rank,)
+        why = f"{FAULTS[what].shows if what != self._what else ''}: do you see that here?"
+        require(what == self._what, f"case {self.name}, what", f"not a {what}. There {why}")
+        right = self._rank if isinstance(self._rank, tuple) else (self._rank,)
         everybody = 'all, if no rank is special: "all"'
         require(
             given["rank"] in right,
@@ -110,7 +121,7 @@ class Case:
         )
         lines, number = self.text.splitlines(), given["line"]
         require(
-            any(piece in lines[number - 1] for piece in self.fault.lines),
+            any(piece in lines[number - 1] for piece in self._fault.lines),
             f"case {self.name}, which line",
             f"line {number} is `{lines[number - 1].strip()}`; it may be mended there, too, but does not come from there",
         )
@@ -119,25 +130,27 @@ class Case:
         """Run the program with the fix on real ranks; or, where no line can help, the name of the remedy."""
         given = self._ask(answer)
         fix, what = given["fix"], f"case {self.name}, the fix"
-        if self.fault.remedy:
-            meant = REMEDIES.get(fix, "a line of Python, and this is not the program's fault")
-            return require(fix == self.fault.remedy, what, f"{fix!r} is {meant}. It does not help here")
+        if self._fault.remedy:
+            line = "no remedy's name, and the program is not to blame here: which of the remedies would help?"
+            why = f"{REMEDIES[fix]}: that does not help here" if fix in REMEDIES else f"{fix!r} is {line}"
+            return require(fix == self._fault.remedy, what, why)
         if fix in REMEDIES:
             raise WrongAnswer(
                 f"{what}: {REMEDIES[fix]}: no, the program itself can be mended; write the line as it should be"
             )
         with tempfile.TemporaryDirectory(prefix="lab-fix-") as name:
             text = mend(self.text, given["line"], fix)
-            codes = run(text, Path(name), disturbance=(self.fault.around, self.rank))
+            codes = run(text, Path(name), disturbance=(self._fault.around, self._rank))
             if not finished(Path(name)):
                 raise WrongAnswer(f"{what}: with your line the program still breaks: {how_it_ended(Path(name), codes)}")
             got = notes(Path(name))
         for kind in ("start", "evaluated", "valid", "end"):
             _require_alike(got, kind, what)
-        if self.fault.exact:
+        if self._fault.exact:
             timeless = [note for note in got if note["event"] in ("step", "valid", "end")]
             same(timeless, good_notes(), what)
         else:
+            _require_whole_epochs(got, what)
             print(f"right: {what}")
 
     def _ask(self, answer: Callable[[], dict]) -> dict:
@@ -155,6 +168,11 @@ class Case:
         return given
 
 
+def good_events(kind: str) -> Table:
+    """What the good program notes: step, valid or end."""
+    return _table(good_notes(), kind)
+
+
 def _require_alike(found: list[dict], kind: str, what: str) -> None:
     """All ranks hold the same weights and buffers, and have the same loss of all images."""
     ranks = [[note for note in found if note["event"] == kind and note["rank"] == rank] for rank in range(RANKS)]
@@ -162,6 +180,33 @@ def _require_alike(found: list[dict], kind: str, what: str) -> None:
     values = [[[note.get(name) for name in shared] for note in events] for events in ranks]
     if any(other != values[0] for other in values[1:]):
         raise WrongAnswer(f'{what}: the program runs to its end, but the ranks do not agree; see "{kind}" of each rank')
+
+
+def _require_whole_epochs(found: list[dict], what: str) -> None:
+    """The ranks still share the work: equal numbers of steps, and in each epoch every image once, but for a few left over."""
+    steps = [note for note in found if note["event"] == "step"]
+    epochs = sorted({note["epoch"] for note in steps})
+    if epochs != list(range(EPOCHS)):
+        raise WrongAnswer(f"{what}: the program now makes steps in epochs {epochs}; it should in {list(range(EPOCHS))}")
+    for epoch in epochs:
+        mine = [note for note in steps if note["epoch"] == epoch]
+        counts = [sum(note["rank"] == rank for note in mine) for rank in range(RANKS)]
+        if len(set(counts)) > 1:
+            raise WrongAnswer(f"{what}: in epoch {epoch} the ranks make {counts} steps; all should make equally many")
+        seen = Counter(sample for note in mine for sample in note["samples"])
+        if seen.total() - len(seen) >= RANKS:  # some may be repeated, so that all ranks have equally many
+            raise WrongAnswer(
+                f"{what}: in epoch {epoch} the ranks learn from {seen.total()} samples, which are only {len(seen)} images: "
+                "they do not share them, or some are taken again and again"
+            )
+        if IMAGES["train"] - len(seen) >= RANKS:  # or left out
+            raise WrongAnswer(f"{what}: in epoch {epoch} only {len(seen)} of {IMAGES['train']} images are learnt from")
+
+
+def _table(found: list[dict], kind: str) -> Table:
+    rows = [note for note in found if note["event"] == kind]
+    names = [name for name in (rows[0] if rows else {"rank": 0}) if name != "event"]
+    return Table(names, [[_short(row[name]) for name in names] for row in rows])
 
 
 def _numbered(text: str) -> str:

@@ -5,13 +5,14 @@ from functools import partial
 
 import matplotlib
 import pytest
+import torch
 from exercise_cells import code_cells, open_notebook, run_cell
 
-from course_lib.checks import WrongAnswer
+from course_lib.checks import WrongAnswer, on_ranks
 from course_lib.faults import ALL, FAULTS, REMEDIES
 from course_lib.lab_rank import AROUND
 from course_lib.lab_runs import GOOD, RANKS, how_it_ended, mend
-from course_lib.labs import CASES, Case, victim
+from course_lib.labs import CASES, Case, _require_whole_epochs, good_events, victim
 from course_lib.trial import TrialError
 
 matplotlib.use("agg")
@@ -58,7 +59,7 @@ def test_there_is_a_case_for_each_fault():
 def test_it_breaks_as_it_should_and_the_right_answer_is_right(name, cases, answers, capsys):
     case = cases[name]
     ended = how_it_ended(case.folder, case.codes)
-    assert ENDS.get(case.what, "all ranks have finished") in ended, ended
+    assert ENDS.get(case._what, "all ranks have finished") in ended, ended
     case.check(lambda: answers[name])
     case.check_fix(lambda: answers[name])
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["right"] * 4
@@ -67,14 +68,63 @@ def test_it_breaks_as_it_should_and_the_right_answer_is_right(name, cases, answe
 @pytest.mark.parametrize("name", CASES)
 def test_a_fix_that_changes_nothing_is_refused(name, cases, answers):
     case, answer = cases[name], dict(answers[name])
-    if case.fault.remedy:
-        answer["fix"] = next(remedy for remedy in REMEDIES if remedy != case.fault.remedy)
+    if case._fault.remedy:
+        answer["fix"] = next(remedy for remedy in REMEDIES if remedy != case._fault.remedy)
         words = "does not help here"
     else:
         answer["fix"] = case.text.splitlines()[answer["line"] - 1]
         words = "still breaks|do not agree|expected"
     with pytest.raises(WrongAnswer, match=words):
         case.check_fix(lambda: answer)
+
+
+@pytest.mark.parametrize(
+    "name, fix, words",
+    [
+        ("2c", "sampler = list(range(len(train)))", "from 111 samples, which are only 37 images: they do not share"),
+        ("2c", "sampler = []", "the program now makes steps in epochs []; it should in [0, 1]"),
+        ("3d", "epochs, batch = 0, 12", "the program now makes steps in epochs []; it should in [0, 1]"),
+    ],
+)
+def test_a_fix_with_which_all_ranks_end_alike_must_also_share_the_work(name, fix, words, cases, answers):
+    with pytest.raises(WrongAnswer, match=re.escape(words)):
+        cases[name].check_fix(lambda: answers[name] | {"fix": fix})
+
+
+def noted(*shares: range | list, steps: int = 1) -> list[dict]:
+    """What ranks would note if each learnt from its share in both epochs."""
+    return [
+        {"event": "step", "rank": rank, "epoch": epoch, "samples": list(share[step::steps])}
+        for rank, share in enumerate(shares)
+        for epoch in (0, 1)
+        for step in range(steps)
+    ]
+
+
+def test_work_is_shared_if_all_ranks_make_equally_many_steps_and_nearly_all_images_are_seen_once():
+    _require_whole_epochs(noted(range(12), range(12, 24), range(24, 36), steps=3), "")  # one is left out
+    _require_whole_epochs(noted(range(13), range(13, 26), [*range(26, 37), 0, 1]), "")  # or two are repeated
+    for wrong, words in (
+        (noted(range(13), range(13, 25), range(25, 37))[1:], "in epoch 0 the ranks make [0, 1, 1] steps"),
+        (noted(range(5), range(5, 10), range(10, 15)), "in epoch 0 only 15 of 37 images are learnt from"),
+        ([note | {"epoch": 0} for note in noted(range(37), [], [])], "makes steps in epochs [0]"),
+    ):
+        with pytest.raises(WrongAnswer, match=re.escape(words)):
+            _require_whole_epochs(wrong, "")
+
+
+def test_ddp_sends_the_buffers_of_rank_0_before_each_forward_and_then_every_rank_adds_its_own():
+    """What lab 3 says about its case c."""
+
+    def learn(rank):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(1))
+        for step in range(3):
+            model(torch.full((2, 1), 10.0 * step + rank)).sum().backward()
+        return model.module.running_mean.item()
+
+    first, second = on_ranks(2, learn)
+    assert first == pytest.approx(0.9 * (0.1 * 10) + 0.1 * 20)
+    assert second == pytest.approx(first + 0.1)  # by its last batch alone
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +162,7 @@ def test_a_wrong_diagnosis_is_told_what_to_look_at(name, wrong, words, cases, an
 def test_a_remedy_does_not_replace_a_fix_and_a_line_no_remedy(cases, answers):
     with pytest.raises(WrongAnswer, match="the program itself can be mended"):
         cases["1a"].check_fix(lambda: answers["1a"] | {"fix": "restart"})
-    with pytest.raises(WrongAnswer, match="this is not the program's fault"):
+    with pytest.raises(WrongAnswer, match="'pass' is no remedy's name, and the program is not to blame here"):
         cases["3a"].check_fix(lambda: answers["3a"] | {"fix": "pass"})
 
 
@@ -137,18 +187,20 @@ def test_the_evidence_can_be_read(cases, capsys):
     cases["2a"].printed()
     printed = capsys.readouterr().out
     assert re.search("Connection (closed|reset) by peer", printed)
-    victim = cases["2a"].rank
+    victim = cases["2a"]._rank
     table = cases["2a"].flight_recorder()
     assert table.rows[-1][1 + victim] == "–" and "all_reduce" in table.rows[-1][1 + (victim + 1) % RANKS]
     cases["2b"].stacks()
     line = 1 + cases["2b"].text.splitlines().index(
-        f"        if rank == {cases['2b'].rank}: dist.barrier()  # before the log is written"
+        f"        if rank == {cases['2b']._rank}: dist.barrier()  # before the log is written"
     )
-    assert f"rank {cases['2b'].rank}: line {line} of the program" in capsys.readouterr().out
+    assert f"rank {cases['2b']._rank}: line {line} of the program" in capsys.readouterr().out
     row = next(row for row in cases["2b"].flight_recorder().rows if len(set(row[1:])) > 1)
-    assert row[1 + cases["2b"].rank] == "barrier"
+    assert row[1 + cases["2b"]._rank] == "barrier"
     weights = {row[1] for row in cases["1a"].events("start").rows}
     assert len(weights) == RANKS
+    worse, good = (table.rows[-1][-1] for table in (cases["1a"].events("valid"), good_events("valid")))
+    assert float(worse) > 1.05 * float(good)  # as the lab's text says
     cases["3a"].program()
 
 
@@ -161,10 +213,28 @@ def test_every_kind_of_evidence_can_be_asked_for_in_every_case(name, cases, caps
     capsys.readouterr()
     case.timeline()
     empty = "the timeline is empty: no rank has begun its first step\n"
-    assert capsys.readouterr().out == (empty if case.what == "fixed port taken" else "")
-    assert bool(case.flight_recorder().rows) == (case.what not in ("fixed port taken", "out of memory"))
+    assert capsys.readouterr().out == (empty if case._what == "fixed port taken" else "")
+    assert bool(case.flight_recorder().rows) == (case._what not in ("fixed port taken", "out of memory"))
     for kind in ("start", "step", "evaluated", "valid", "end"):
         assert case.events(kind).titles[0] == "rank"
+
+
+def test_a_case_does_not_tell_its_answer_by_completion(cases):
+    public = {name for name in dir(cases["1a"]) if not name.startswith("_")}
+    evidence = {"events", "flight_recorder", "printed", "program", "stacks", "timeline"}
+    assert public == evidence | {"check", "check_fix", "codes", "folder", "name", "text"}
+
+
+@pytest.mark.parametrize("lab", [1, 2, 3])
+def test_each_case_has_three_hints(lab):
+    """Between the cell to write in and its first check."""
+    hints: list[list[str]] = []
+    for cell in open_notebook("exercises", f"lab{lab}_break_it").cells:
+        if cell.metadata.get("nbgrader", {}).get("solution"):
+            hints.append([])
+        elif cell.cell_type == "markdown" and hints and not hints[-1]:
+            hints[-1] = re.findall(r"<summary>Hint (\d)</summary>", cell.source)
+    assert hints == [["1", "2", "3"]] * 4
 
 
 def test_mend_keeps_the_indentation():
@@ -176,4 +246,4 @@ def test_mend_keeps_the_indentation():
 
 
 def test_all_means_no_rank_is_special(cases):
-    assert cases["1b"].rank == ALL
+    assert cases["1b"]._rank == ALL

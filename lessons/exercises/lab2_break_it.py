@@ -21,8 +21,8 @@ from course_lib.labs import Case
 torch.set_num_threads(1)
 
 # %% [markdown]
-# Your answer is a dictionary, `{"what": …, "rank": …, "line": …, "fix": …}`. These are the suspects of all three labs, by
-# the alphabet; `"what"` is one of the names on the left.
+# Your answer is a dictionary, `{"what": …, "rank": …, "line": …, "fix": …}`. These are the suspects of all three labs, in
+# alphabetical order; `"what"` is one of the names on the left.
 
 # %%
 Table(["what", "meaning"], [[name, fault.meaning] for name, fault in sorted(FAULTS.items())])

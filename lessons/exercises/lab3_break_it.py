@@ -20,8 +20,8 @@ from course_lib.labs import Case
 torch.set_num_threads(1)
 
 # %% [markdown]
-# Your answer is a dictionary, `{"what": …, "rank": …, "line": …, "fix": …}`. These are the suspects of all three labs, by
-# the alphabet; `"what"` is one of the names on the left.
+# Your answer is a dictionary, `{"what": …, "rank": …, "line": …, "fix": …}`. These are the suspects of all three labs, in
+# alphabetical order; `"what"` is one of the names on the left.
 
 # %%
 Table(["what", "meaning"], [[name, fault.meaning] for name, fault in sorted(FAULTS.items())])
@@ -189,6 +189,12 @@ case_c.check(answer_c)
 
 # %% check="c-fix" points=2
 case_c.check_fix(answer_c)
+
+# %% [markdown]
+# And with DDP? This program averages gradients by hand, and nobody touches the buffers. DDP sends rank 0's buffers to all ranks
+# before each forward pass. Then ranks differ only by what their last batch has added, but the averages are those of rank 0's
+# images alone, and in training every rank still normalises by its own share of the batch. A norm that looks at one image at a
+# time mends both. (`nn.SyncBatchNorm` normalises by the batch of all ranks together; it needs GPUs.)
 
 # %% [markdown]
 # ## Case d · A bolder batch
