@@ -35,6 +35,7 @@ from course_lib.trial_rank import Failure, be_rank, end_with, read_outcomes
 from course_lib.world import meet_by_file, stay_on_this_machine
 
 MISMATCH = "distributed collective mismatch"  # gloo's words; it raises them or, where nobody can catch them, aborts
+TALK = re.compile(r"(recv|send|reduce|gather|scatter|barrier|broadcast|bcast|wait|all_?to_?all)\w*\(", re.IGNORECASE)
 SECONDS = 5.0  # of computing, or of waiting; calls of the exercises need a few milliseconds
 LINES, WIDTH = 100, 2000  # of what a rank printed: a loop without an end may have printed a million lines
 LIBRARIES = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
@@ -199,9 +200,17 @@ def _explain_hang(outcomes: dict, stacks: dict[int, list], seconds: float) -> Tr
     if n == 1:
         return TrialError(f"stopped after {seconds:g} s: {lines[0]}. A loop without an end, or a wait for nobody?")
     lines += [f"rank {rank} has returned" for rank in outcomes]
-    waits = [re.search(r"(recv|send|reduce|gather|scatter|barrier|broadcast|wait|all_to_all)", line) for line in lines]
-    reason = "they wait for each other: a deadlock" if all(waits) else "somebody waits, or loops, for ever"
+    waiting = not outcomes and all(_communicates(calls) for calls in stacks.values() if calls)
+    reason = "they wait for each other: a deadlock" if waiting else "somebody waits, or loops, for ever"
     return TrialError(f"stopped after {seconds:g} s, {reason}: {'; '.join(lines)}")
+
+
+def _communicates(calls: list) -> bool:
+    """Whether a rank is in a call to others: its line says so, or where that leads; a function's name does not."""
+    call = _yours(calls)
+    code = linecache.getline(*call[:2]) if call else ""
+    deeper = calls[calls.index(call) + 1 :] if call else calls
+    return bool(TALK.search(code)) or any("/torch/distributed/" in file for file, _, _ in deeper)
 
 
 def _explain_death(folder: Path, rank: int, code: int | None, n: int, launcher: str) -> TrialError:

@@ -22,7 +22,16 @@ def add(rank: int) -> torch.Tensor:
 
 
 def both_receive(rank: int) -> None:
-    dist.recv(torch.zeros(1), 1 - rank)
+    if rank == 0:
+        dist.recv(torch.zeros(1), 1)
+    take = dist.recv  # its line does not tell, the calls behind it do
+    take(torch.zeros(1), 0)
+
+
+def all_gather(rank: int) -> None:
+    """By its name it would wait for others."""
+    while True:
+        pass
 
 
 def loops(rank: int = 0) -> None:
@@ -116,8 +125,8 @@ def test_what_ranks_print_is_shown_by_rank(capsys):
 @pytest.mark.parametrize(
     "call, words",
     [
-        (both_receive, "a deadlock: rank 0 is in `both_receive`, line .*recv.*; rank 1 is in `both_receive`"),
-        (loops, "for ever: rank 0 is in `loops`, line .*while True"),
+        (both_receive, "a deadlock: rank 0 is in `both_receive`, line .*recv.*; rank 1 is in `both_receive`, .*take"),
+        (all_gather, "loops, for ever: rank 0 is in `all_gather`, line .*(while True|pass)"),
         (one_leaves, "rank 1 was left alone in `one_leaves`.*had returned already"),
         (one_raises, "rank 1 failed in `one_raises`, line .*: ValueError: seven"),
         (dies, "rank 0 was killed by signal 9"),

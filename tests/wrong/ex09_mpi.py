@@ -28,6 +28,16 @@ def broadcast(array, comm):
         have *= 2
 
 
+# %% broadcast: somebody waits, or loops, for ever: rank 0 is in `broadcast`, line
+def broadcast(array, comm):
+    have = 1
+    while have < comm.size:  # it stays 1
+        if comm.rank < have and comm.rank + have < comm.size:
+            comm.Send(array, comm.rank + have)
+        elif have <= comm.rank < 2 * have:
+            comm.Recv(array, comm.rank - have)
+
+
 # %% broadcast: no Bcast here: use messages between two ranks
 def broadcast(array, comm):
     comm.Bcast(array, 0)
