@@ -3,14 +3,17 @@
 python -m hub.publish FOLDER [--teachers GROUP]
 
 FOLDER/learners has the files of `make release`: no solutions, no hidden tests. FOLDER/teachers has all files, and only the
-group may look into it. A server takes what it can read.
+group may look into it. Notebooks are those of their sources, not what somebody has made of them here. A server takes what it
+can read.
 """
 
 import argparse
 import grp
+import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.config import UserError, run_main
@@ -21,18 +24,23 @@ FOR_LEARNERS = (
     "hub/pull.py",
     "hub/learners/",
     "hub/path/",
-    "nbgrader_config.py",
 )  # what a server needs beside the archive of make release
 
 
-def publish(folder: Path, names: list[str], mode: int = 0o755, group: str | None = None) -> None:
+def here(name: str) -> bytes:
+    return (ROOT / name).read_bytes()
+
+
+def publish(
+    folder: Path, names: list[str], mode: int = 0o755, group: str | None = None, content: Callable = here
+) -> None:
     """All files in one step: FOLDER is a link, and a server gets the old course or the new one. The last one stays a while."""
     new = folder.with_name(f"{folder.name}-{time.time_ns()}")
     new.mkdir(mode=0o700, parents=True)
     for name in names:
         target = new / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, target)
+        target.write_bytes(content(name))
         target.chmod(0o755 if (ROOT / name).stat().st_mode & 0o100 else 0o644)
     for path in new.rglob("*/"):
         path.chmod(0o755)
@@ -43,7 +51,8 @@ def publish(folder: Path, names: list[str], mode: int = 0o755, group: str | None
     link.unlink(missing_ok=True)
     link.symlink_to(new.name)
     link.replace(folder)
-    for old in sorted(folder.parent.glob(f"{folder.name}-*"))[:-2]:
+    ours = re.compile(rf"{re.escape(folder.name)}-\d{{19}}")  # and nobody's learners-2025
+    for old in sorted(path for path in folder.parent.iterdir() if ours.fullmatch(path.name))[:-2]:
         shutil.rmtree(old)
     print(f"published {len(names)} files in {folder}")
 
@@ -64,8 +73,8 @@ def main() -> int:
         options.folder.chmod(0o755)
     folder = options.folder.resolve()
     own = [name for name in release.files(all=True) if name.startswith(FOR_LEARNERS)]
-    publish(folder / "learners", [*release.files(), *own])
-    publish(folder / "teachers", release.files(all=True), mode=0o750, group=options.teachers)
+    publish(folder / "learners", [*release.files(), *own], content=release.text)
+    publish(folder / "teachers", release.files(all=True), 0o750, options.teachers, content=release.whole)
     return 0
 
 

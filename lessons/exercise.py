@@ -4,13 +4,15 @@
 # %% check="average" points=2         graded; what stands between ### BEGIN HIDDEN TESTS and ### END HIDDEN TESTS is hidden
 # %%                                  given: read-only, so that nobody deletes an import by mistake
 
-Text is text. Several checks may ask for one solution: check="average", check="average-again".
+Text is text. Several checks may ask for one solution: check="average", check="average-again". A check of more than a few lines
+is folded: what it knows of the answer is not in the way of who wants to find it, and one click away for who wants to read it.
 """
 
 import nbformat
 from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, ComputeChecksums, LockCells
 
 SCHEMA = 3  # of nbgrader's metadata
+FOLDED = 5  # lines or more
 
 
 def mark(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -23,6 +25,8 @@ def mark(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         marks = {"solution": bool(answer), "grade": bool(check), "locked": not answer, "task": False}
         if check:
             marks |= {"grade_id": f"check-{check}", "points": cell.metadata.pop("points")}
+            if cell.source.count("\n") + 1 >= FOLDED:
+                cell.metadata["jupyter"] = nbformat.from_dict({"source_hidden": True})
         elif answer:
             marks["grade_id"] = f"write-{answer}"
         else:

@@ -4,19 +4,23 @@ python -m lessons.grade ex04_ddp                   # as many at a time as there 
 python -m lessons.grade ex04_ddp lab1_break_it --jobs 4 --with "srun --ntasks=1 --exact"
 
 Submissions lie in runs/grading/submitted/<student>/<assignment>/, where `nbgrader collect` puts them. Each is graded by nbgrader
-itself, with a copy of the gradebook of its own: one SQLite file on a network's disk does not stand forty writers. Then all
-marks go into the gradebook, and `nbgrader generate_feedback` and `nbgrader export` work as always.
+itself, with a copy of the gradebook of its own, made before the first begins: one SQLite file on a network's disk does not stand
+forty writers. This process alone then writes all marks into the gradebook, and `nbgrader generate_feedback` and `nbgrader export`
+work as always.
 """
 
 import argparse
 import os
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from nbgrader.api import Gradebook
@@ -53,11 +57,17 @@ def release(assignments: Sequence[str]) -> None:
             raise UserError(f"nbgrader can't release {assignment}:\n{done.get('error') or done['log']}")
 
 
-def grade(assignment: str, student: str, launch: Sequence[str] = ()) -> Path:
-    """Grade one submission with a gradebook of its own."""
-    part = folder() / "parts" / assignment / f"{student}.db"
-    part.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder() / "gradebook.db", part)
+def snapshot(target: Path) -> Path:
+    """The gradebook as it is now, whole even while somebody writes in it."""
+    with closing(sqlite3.connect(folder() / "gradebook.db")) as now, closing(sqlite3.connect(target)) as copy:
+        now.backup(copy)
+    return target
+
+
+def grade(assignment: str, student: str, before: Path, launch: Sequence[str] = ()) -> Path:
+    """Grade one submission in a copy of the gradebook as it was before; the copy."""
+    part = before.with_name(f"{assignment}-{student}.db")
+    shutil.copyfile(before, part)
     words = ["autograde", assignment, f"--student={student}", f"--db=sqlite:///{part}", "--force"]
     command = [*launch, sys.executable, "-m", "nbgrader", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -99,9 +109,11 @@ def grade_all(assignments: Sequence[str], *, jobs: int, launch: Sequence[str] = 
     if not todo:
         raise UserError(f"no submissions of {', '.join(assignments)} in {folder() / 'submitted'}/<student>/")
     marks = {}
-    with ThreadPoolExecutor(jobs) as threads:
-        parts = [threads.submit(grade, assignment, student, launch) for student, assignment in todo]
-        for (student, assignment), part in tqdm(list(zip(todo, parts)), unit="submission"):
+    own = tempfile.TemporaryDirectory(prefix="parts-", dir=folder(), ignore_cleanup_errors=True)
+    with own as parts, ThreadPoolExecutor(jobs) as threads:
+        before = snapshot(Path(parts) / "before.db")
+        graded = [threads.submit(grade, assignment, student, before, launch) for student, assignment in todo]
+        for (student, assignment), part in tqdm(list(zip(todo, graded)), unit="submission"):
             try:
                 marks[student, assignment] = take_over(part.result(), assignment, student)
             except UserError as error:

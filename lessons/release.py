@@ -2,10 +2,12 @@
 
 python -m lessons.release          # writes runs/release/course.tar.gz
 
-The same files give the same archive, byte for byte. It holds what git knows, so commit first.
+The same files give the same archive, byte for byte. It holds what git knows, so commit first. Notebooks are built anew from
+their sources: what an instructor has written or run in one stays where it is.
 """
 
 import argparse
+import functools
 import gzip
 import io
 import os
@@ -16,7 +18,7 @@ import tarfile
 from pathlib import Path
 
 from course_lib.config import UserError, run_main
-from lessons.build import ROOT
+from lessons.build import ROOT, wanted_files
 
 KEPT_BACK = (
     "solutions/",
@@ -26,7 +28,6 @@ KEPT_BACK = (
     "lessons/report.py",
     "lessons/TEACHING.md",
     "slurm/grade.sbatch",
-    "nbgrader_config.py",
     "tests/",
     "benchmarks/",
     "hub/",
@@ -35,17 +36,29 @@ KEPT_BACK = (
 
 
 def files(all: bool = False) -> list[str]:
-    """What learners get, in order, or all of the course."""
+    """What learners get, in order, or all of the course. A notebook without a source is somebody's own."""
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{ROOT} is no git repository, so nobody can tell what belongs to the course; clone it")
     names = sorted(name for name in done.stdout.splitlines() if (ROOT / name).exists())
-    return [name for name in names if all or not name.startswith(KEPT_BACK)]
+    ours = [name for name in names if not name.endswith(".ipynb") or name in notebooks()]
+    return [name for name in ours if all or not name.startswith(KEPT_BACK)]
+
+
+@functools.cache
+def notebooks() -> dict[str, bytes]:
+    """All of them, as built."""
+    return {str(path.relative_to(ROOT)): text.encode() for path, text in wanted_files().items()}
+
+
+def whole(name: str) -> bytes:
+    """A file as the course has it: of a notebook not what is there, for somebody may have solved or run it."""
+    return notebooks().get(name) or (ROOT / name).read_bytes()
 
 
 def text(name: str) -> bytes:
     """A file as learners get it: with no link to what is kept back, and a word about that."""
-    content = (ROOT / name).read_bytes()
+    content = whole(name)
     if not name.endswith(".md"):
         return content
 

@@ -27,12 +27,13 @@ from course_lib.config import UserError, run_main
 from lessons.build import ROOT, exercise_sources, sources
 
 FOLDER = ROOT / "runs" / "report"
-NEEDS = {  # a word in the source: what that lesson would like to have
-    "find_cluster": "Slurm, or shows what was recorded",
-    "horovod.torch|hvd.py": "Horovod, or shows what was recorded",
-    "minilm": "MiniLM from the package registry, or shows what was recorded",
-    "on_mpi|mpiexec|mpirun|ranks.start": "MPI (make setup brings one)",
-    "lightning": "Lightning",
+NEEDS = {  # what stands in the code: what that notebook would like to have
+    r"find_cluster": "Slurm, or shows what was recorded",
+    r"import horovod|hvd\.py": "Horovod, or shows what was recorded",
+    r"data/minilm": "MiniLM from the package registry, or shows what was recorded",
+    r"ranks\.start|on_mpi|mpiexec|mpirun": "MPI (make setup brings one)",
+    r"(import|from) lightning|\b(lit|fabric)\b": "Lightning (make setup brings it)",
+    r'Case\("3d"': "Linux for one case (on a Mac it is described)",
 }
 
 
@@ -60,10 +61,10 @@ def command_for(source: Path, smoke: bool) -> list[str]:
 
 
 def needs(source: Path) -> list[str]:
-    """What its text asks for."""
-    text = source.read_text()
-    folders = sorted(set(re.findall(r"\.\./data/(\w+)", text)))
-    return [f"data/{folder}" for folder in folders] + [what for word, what in NEEDS.items() if re.search(word, text)]
+    """What its code asks for, and the programs in its code; its prose may speak of anything."""
+    code = "\n".join(line for line in source.read_text().splitlines() if not line.startswith("#"))
+    folders = sorted(set(re.findall(r"\.\./data/(\w+)", code)))
+    return [f"data/{folder}" for folder in folders] + [what for word, what in NEEDS.items() if re.search(word, code)]
 
 
 def page(rows: dict[str, dict]) -> str:
@@ -91,7 +92,7 @@ def page(rows: dict[str, dict]) -> str:
         "vertical-align:top}tr:nth-child(even){background:#f4f4f4}</style>"
         f"<h1>What the course takes here</h1><p>{html.escape(where)}. {len(rows)} notebooks, {total:.0f} minutes in all.</p>"
         "<p>Run time is that of the machine alone: a learner reads, thinks and types. Memory is the most that all processes of a "
-        "notebook had at once, shared pages counted once.</p>"
+        "notebook had at once, shared pages counted once. Processes of Slurm's jobs are not counted, on whatever node.</p>"
         f"<table><tr>{head}</tr>{''.join(lines)}</table>\n"
     )
 

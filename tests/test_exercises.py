@@ -24,18 +24,20 @@ def test_every_lesson_has_an_exercise():
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_wrong_answers_are_told_what_is_wrong(name, capsys):
+    """By what the learner has: the checks of exercises/, without hidden tests."""
     cells = code_cells(open_notebook("solutions", name))
     names = new_names()
     for cell in cells:
         if not cell.metadata.nbgrader.grade:  # that the solutions are right is known from test_grading.py
             run_cell(cell.source, names)
+    visible = [cell for cell in code_cells(open_notebook("exercises", name)) if cell.metadata.nbgrader.grade]
     tasks = {grade_id(cell).removeprefix("write-"): cell for cell in cells if cell.metadata.nbgrader.solution}
     wrong = wrong_answers(name)
     assert len(tasks) >= 2  # or nothing could be half done
     counts = Counter(one.task for one in wrong)
     assert set(counts) == set(tasks) and min(counts.values()) >= 2, "each task has two wrong answers or more"
     for one in wrong:
-        checks = [cell for cell in cells if re.fullmatch(rf"check-{one.task}(-.+)?", grade_id(cell))]
+        checks = [cell for cell in visible if re.fullmatch(rf"check-{one.task}(-.+)?", grade_id(cell))]
         run_cell(one.code, names)
         with pytest.raises((WrongAnswer, TrialError)) as caught:
             for cell in checks:
@@ -60,6 +62,16 @@ def test_each_task_has_three_hints_and_a_picture(name):
         text = "\n".join(cells)
         assert re.findall(r"<summary>Hint (\d)</summary>", text) == ["1", "2", "3"], text
         assert "plots." in text, text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_checks_are_folded_and_nothing_else_is(name):
+    """Whether that survives nbgrader's release is known from test_grading.py."""
+    notebook = open_notebook("exercises", name)
+    folded = [grade_id(cell) for cell in code_cells(notebook) if cell.metadata.get("jupyter", {}).get("source_hidden")]
+    checks = [grade_id(cell) for cell in code_cells(notebook) if cell.metadata.nbgrader.grade]
+    assert folded == (checks if name in EXERCISES else [])
+    assert ("It is folded" in notebook.cells[0].source) == bool(folded)
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -6,15 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import nbformat
 import pytest
 from exercise_cells import code_cells, grade_id, open_notebook
-from helpers import REACHED_BY, ROOT
+from helpers import REACHED_BY, ROOT, wait_until
 
 from course_lib.config import run_main
-from lessons import grade
+from lessons import grade, release
 from lessons.build import exercise_sources
 
 NAMES = [source.stem for source in exercise_sources()]
@@ -44,6 +45,17 @@ def fill_in(stub: nbformat.NotebookNode, solution: nbformat.NotebookNode, tasks:
     return stub
 
 
+def fill_in_one_at_a_time(stub: nbformat.NotebookNode, solution: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The stub with all answers, each of which takes those before it back: a task that needs another one fails."""
+    stubs = {grade_id(cell): cell.source for cell in code_cells(stub) if cell.metadata.nbgrader.solution}
+    before = []
+    for cell in code_cells(fill_in(stub, solution, 99)):
+        if grade_id(cell) in stubs:
+            cell.source = "\n\n".join([*before, cell.source])
+            before.append(stubs[grade_id(cell)])
+    return stub
+
+
 def autograde(name: str, student: str, grading: Path) -> tuple[float, float]:
     done = grade.nbgrader().autograde(name, student, force=True)
     assert done["success"], done.get("error") or done["log"]
@@ -55,19 +67,24 @@ def autograde(name: str, student: str, grading: Path) -> tuple[float, float]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.timeout(900)
 def test_solutions_have_full_marks_and_stubs_fail_at_their_stubs(name, grading):
-    """Every cell runs in a real kernel; of a stub's cells only the checks fail, each by what is still to be written."""
+    """Every cell runs in a real kernel; of a stub's cells only the checks fail, each by its own task's function."""
     grade.release([name])
     released = nbformat.read(grading / "release" / name / f"{name}.ipynb", as_version=4)
     stub, solution = open_notebook("exercises", name), open_notebook("solutions", name)
     assert [(cell.source, cell.metadata) for cell in released.cells] == [(c.source, c.metadata) for c in stub.cells]
-    submit("all", name, fill_in(released, solution, 99), grading)
+    submit("all", name, fill_in_one_at_a_time(released, solution), grading)
     score, best = autograde(name, "all", grading)
     assert score == best > 0
     submit("none", name, stub, grading)
     assert autograde(name, "none", grading) == (0, best)
-    for cell in code_cells(nbformat.read(grading / "autograded" / "none" / name / f"{name}.ipynb", as_version=4)):
+    cells = code_cells(nbformat.read(grading / "autograded" / "none" / name / f"{name}.ipynb", as_version=4))
+    tasks = {grade_id(cell).removeprefix("write-"): cell.source for cell in cells if cell.metadata.nbgrader.solution}
+    for cell in cells:
         errors = [output.evalue for output in cell.outputs if output.output_type == "error"]
-        assert [("still to be written" in error) for error in errors] == [True] * bool(cell.metadata.nbgrader.grade)
+        assert len(errors) == bool(cell.metadata.nbgrader.grade)
+        if errors:
+            (function,) = re.fullmatch(r"(\w+) is still to be written", errors[0]).groups()
+            assert f"def {function}(" in tasks[grade_id(cell).removeprefix("check-").split("-")[0]]
 
 
 def test_a_half_done_one_has_marks_in_between(grading):
@@ -94,7 +111,10 @@ def test_what_never_ends_is_stopped_and_explained_and_the_rest_is_graded(grading
     submit("loop", name, stub, grading)
     score, best = autograde(name, "loop", grading)
     points = {name: cell.metadata.nbgrader.points for name, cell in cells.items() if name.startswith("check-")}
-    assert (score, best) == (points["check-deal"] + points["check-rate"], sum(points.values()))
+    assert (score, best) == (
+        sum(points.values()) - points["check-buckets"] - points["check-average"],
+        sum(points.values()),
+    )
     path = grading / "autograded" / "loop" / name / f"{name}.ipynb"
     said = {grade_id(cell): json.dumps(cell.outputs) for cell in code_cells(nbformat.read(path, as_version=4))}
     assert "A loop without an end, outside of a function?" in said["write-rate"]  # its function was there before
@@ -104,12 +124,13 @@ def test_what_never_ends_is_stopped_and_explained_and_the_rest_is_graded(grading
 
 
 def test_on_a_hub_the_exchange_carries_what_is_released_submitted_and_answered(grading):
-    """The commands of TEACHING.md; a learner's are said in a copy of the course, as on the hub."""
-    name, learner, exchange = "ex00_start", grading / "learner", grading / "exchange"
+    """The commands of TEACHING.md; a learner's are said in what `make release` packs."""
+    name, learner, exchange = "ex00_start", grading / "course", grading / "exchange"
     exchange.mkdir()
     exchange.chmod(0o1777)
-    shutil.copytree(ROOT / "exercises" / name, learner / "exercises" / name)
-    shutil.copy(ROOT / "nbgrader_config.py", learner)
+    release.pack(grading / "course.tar.gz")
+    with tarfile.open(grading / "course.tar.gz") as archive:
+        archive.extractall(grading, filter="data")
     hub = os.environ | {"COURSE_EXCHANGE": str(exchange), "JUPYTER_DATA_DIR": str(grading / "jupyter")}
     home = {name: value for name, value in hub.items() if name != "COURSE_GRADING"}
 
@@ -158,6 +179,34 @@ def test_submissions_are_graded_side_by_side_and_answered(grading, capsys):
     done = grade.nbgrader().generate_feedback(name)
     assert done["success"], done
     assert "is still to be written" in (grading / "feedback" / "bob" / name / f"{name}.html").read_text()
+
+
+def test_each_is_graded_in_a_copy_of_the_gradebook_as_it_was_before_the_first(grading, monkeypatch):
+    """One at a time, and each in no hurry: when it ends, the marks of the one before it are in the gradebook."""
+    name, students, others = "ex00_start", ["ada", "bob", "eve"], []
+    grade.release([name])
+    for student in students:
+        submit(student, name, open_notebook("exercises", name), grading)
+
+    def graded(database: str) -> set[str]:
+        with grade.book(database) as book:
+            return {one.student.id for one in book.assignment_submissions(name)}
+
+    def autograde(command: list[str], **_) -> subprocess.CompletedProcess:
+        words = dict(word.split("=", 1) for word in command if "=" in word)
+        student, part = words["--student"], words["--db"].removeprefix("sqlite:///")
+        others.append(graded(part))
+        wait_until(lambda: graded(grading / "gradebook.db") == set(students[: students.index(student)]), every=0.1)
+        with grade.book(part) as book:
+            book.add_student(student)
+            book.add_submission(name, student)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(grade.subprocess, "run", autograde)
+    marks = grade.grade_all([name], jobs=1)
+    assert [student for student, _ in marks] == students and others == [set(), set(), set()]
+    assert graded(grading / "gradebook.db") == set(students)
+    assert not list(grading.glob("parts*"))
 
 
 def test_grading_without_submissions_or_with_a_wrong_name_says_so(grading, monkeypatch, capsys):

@@ -5,9 +5,12 @@
 # ranks begins with: which part of the work is mine, what do all of us know together, and who reports it. Each is a function
 # of a few lines. Each check runs yours on real processes and compares what comes out with what one process would say.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. A rank that never comes back is stopped after five seconds, and you are
-# told where it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes
+# back is stopped after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a time.
+#
+# To try a function of yours without its check, add a cell: `on_ranks(2, lambda rank: my_share(10, rank, 2))` calls it on two
+# ranks and shows what each of them returns.
 
 # %%
 from typing import Any
@@ -248,3 +251,5 @@ check_collect([{"rank": rank, "seconds": 0.5 * rank} for rank in range(4)])
 #
 # *`shard` deals the samples out like cards, you cut them into pieces. For a mean over all of them it makes no difference. For
 # what would it make one?*
+#
+# **Next:** [01 · Baseline](../../notebooks/01_baseline.ipynb).

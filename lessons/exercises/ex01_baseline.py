@@ -6,9 +6,9 @@
 # parameters and in arithmetic, and what a chain of them keeps. Each check compares your answer with one step on the whole
 # batch, or with what PyTorch itself counts.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says what differs, and
-# what it looks like; `print` works, too. A call that never comes back is stopped after five seconds, and you are told where
-# it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says what differs, and what it looks like; `print` works, too. A call that never comes back is
+# stopped after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a time.
 
 # %%
 from collections.abc import Callable, Sequence
@@ -344,3 +344,5 @@ check_kept([2, 9, 3, 9, 2], (6, 4), 5)
 # cuts its batch into micro-batches, too, and adds up their gradients.
 #
 # *Accumulating over four micro-batches saves memory. What does it not save, and what would four ranks do better?*
+#
+# **Next:** [02 · Data](../../notebooks/02_data.ipynb).

@@ -6,9 +6,9 @@
 # the prefetcher. Each check compares yours with the simple way: everything in one array, every file opened, one batch after
 # the other.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says where, and what it
-# looks like; `print` works, too. A call that never comes back is stopped after five seconds, and you are told where it was.
-# Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says where, and what it looks like; `print` works, too. A call that never comes back is stopped after
+# five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a time.
 
 # %%
 import threading
@@ -458,3 +458,5 @@ check_leaving(5, 1)
 # `YearsDataset` in `course_lib/data/years.py` has the first two (`locate` and `_readers`), and `Prefetcher` in
 # `course_lib/prefetch.py` the third, which also copies to a GPU meanwhile. It ends its thread in another way than the hints
 # here. *Which one ends sooner, and what does each cost while nothing goes wrong?*
+#
+# **Next:** [03 · DataParallel](../../notebooks/03_data_parallel.ipynb).

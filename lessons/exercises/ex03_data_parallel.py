@@ -2,12 +2,13 @@
 # # Exercise 03 · One batch, several devices
 #
 # In lesson 03 a batch was cut into pieces, each device computed one, and the first device put the outputs together. Here you
-# write these steps yourself, and the way back, on which the gradients are added up. A device is a thread, as in the lesson.
-# Each check compares what several devices give with what one device says about the whole batch.
+# write these steps yourself, and the way back, on which the gradients are added up. A device is a thread, as in the lesson; in
+# the last task it is a process, and pieces are sent. Each check compares what several devices give with what one device says
+# about the whole batch.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says in which element,
-# and what it looks like; `print` works, too. A call that never comes back is stopped after five seconds, and you are told
-# where it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens it.
+# A check that fails says in which element, and what it looks like; `print` works, too. A call that never comes back is stopped
+# after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a time.
 
 # %%
 import copy
@@ -18,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
 from course_lib import plots
-from course_lib.checks import alone, prepare, require, same
+from course_lib.checks import alone, on_ranks, prepare, require, same
 from course_lib.parallel import dp
 
 torch.set_num_threads(1)
@@ -327,11 +329,108 @@ check_gradients(3, 1, root)
 ### END HIDDEN TESTS
 
 # %% [markdown]
+# ## 4 · With messages
+#
+# Threads share their memory, processes do not: what another one should have must be sent. Rank 0 has the batch, on the other
+# ranks `batch` is `None`; all have the same `model`. Rank r computes `lengths[r]` samples, in order, and everybody knows
+# `lengths`. Rank 0 gives each rank its piece, and computes one itself. It returns the outputs of all, in order; the others
+# return `None`. The pieces are uneven, so `dist.scatter` and `dist.gather`, which want them equal, will not do as they are:
+# `dist.send(tensor, rank)` and `dist.recv(tensor, rank)` take any length.
+
+
+# %% solution="messages"
+def forward(model: nn.Linear, batch: torch.Tensor | None, lengths: list[int]) -> torch.Tensor | None:
+    """The model's outputs for the whole batch, on rank 0. batch: (sample, model.in_features), on rank 0."""
+    ### BEGIN SOLUTION
+    rank = dist.get_rank()
+    others = range(1, len(lengths))
+    if rank > 0:
+        piece = torch.empty(lengths[rank], model.in_features)
+        dist.recv(piece, 0)
+        dist.send(model(piece), 0)
+        return None
+    pieces = batch.split(lengths)
+    for other in others:
+        dist.send(pieces[other], other)
+    outputs = [model(pieces[0]), *(torch.empty(lengths[other], model.out_features) for other in others)]
+    for other in others:
+        dist.recv(outputs[other], other)
+    return torch.cat(outputs)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `recv` fills a tensor that is there already: `torch.empty(samples, features)`. How many of each has a piece, and how many
+# has an output?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Each message has a `send` on one side and a `recv` on the other. Rank 0 sends all pieces before it computes its own: then the
+# others compute at the same time, instead of one after the other.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Rank r > 0: `piece = torch.empty(lengths[r], model.in_features)`, receive it from rank 0, send `model(piece)` to rank 0. Rank
+# 0: `pieces = batch.split(lengths)`, send `pieces[r]` to each r > 0; compute `model(pieces[0])`; receive from each r > 0, in
+# order, a tensor of `(lengths[r], model.out_features)`; join all with `torch.cat`.
+#
+# </details>
+#
+# Six samples on three ranks, the first half of the task. The outputs go the same way back.
+
+# %%
+samples = [0, 1, 2, 3, 4, 5]
+plots.collective("sending pieces", [samples, [], []], [samples[:3], samples[3:5], samples[5:]])
+
+
+# %% check="messages" points=3
+def check_messages(*lengths: int) -> None:
+    ranks = len(lengths)
+    torch.manual_seed(sum(lengths))
+    batch, model = torch.randn(sum(lengths), 3), nn.Linear(3, 2)
+
+    def run(rank):
+        seen = []
+        model.register_forward_hook(lambda _, inputs, output: seen.append(len(output)))
+        output = forward(model, batch if rank == 0 else None, list(lengths))
+        return output if output is None else output.detach(), sum(seen)
+
+    found, what = on_ranks(ranks, run), f"{lengths} samples on {ranks} ranks"
+    wanted = model(batch).detach()  # one process
+    outputs, nobody = wanted.split(lengths), [None] * (ranks - 1)
+    mistakes = {
+        "rank 0's own outputs, without those of the others": [outputs[0], *nobody],
+        "the outputs in the order of the ranks, backwards": [torch.cat(outputs[::-1]), *nobody],
+        "the batch itself: has the model seen it?": [batch, *nobody],
+        "the outputs on every rank: only rank 0 is to return them": [wanted] * ranks,
+        "each rank's own outputs: rank 0 is to return all of them": list(outputs),
+        "right on rank 0, and each other rank's own outputs, where None is expected": [wanted, *outputs[1:]],
+    }
+    same([got for got, _ in found], [wanted, *nobody], f"the outputs, {what}", ranks=True, mistakes=mistakes)
+    alone_there = {"all of them on rank 0: the others should have their share": [sum(lengths), *[0] * (ranks - 1)]}
+    counted = [count for _, count in found]
+    same(counted, list(lengths), f"samples that each rank computed, {what}", ranks=True, mistakes=alone_there)
+
+
+check_messages(3, 2)
+check_messages(3, 2, 2)
+### BEGIN HIDDEN TESTS
+check_messages(1, 4, 2)
+check_messages(3, 3, 2, 2)
+### END HIDDEN TESTS
+
+# %% [markdown]
 # ## Where this is used
 #
-# `course_lib/parallel/dp.py` has all of it: `scatter`, `parallel_apply`, `gather` and `reduce`, and `DataParallel`, which
+# `course_lib/parallel/dp.py` has the first three: `scatter`, `parallel_apply`, `gather` and `reduce`, and `DataParallel`, which
 # puts them together. There the backward passes run on threads, too. For that it cuts the gradient of the output into pieces
-# again.
+# again. DDP, in lesson 04, spares itself the messages of task 4: every process reads its own piece.
 #
 # *In your third function `backward` walks through all replicas one after the other. Which line would you have to give up to
 # change that?*
+#
+# **Next:** [04 · DDP](../../notebooks/04_ddp.ipynb).

@@ -5,9 +5,9 @@
 # gradients, the same in buckets, the sampler that deals out the data, and the learning rate's warm-up. Each is a function of a
 # few lines. Each check runs yours on real processes and compares what comes out with one process that has the whole batch.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and in
-# which element; `print` works on the ranks, too. A rank that never comes back is stopped after five seconds, and you are told
-# where it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens it.
+# A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes back is
+# stopped after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a time.
 
 # %%
 import torch
@@ -15,11 +15,35 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import plots
-from course_lib.checks import alone, on_ranks, prepare, require, same
+from course_lib.checks import alone, on_ranks, prepare, require, same, unseen
 from course_lib.trainer import learning_rate
 
 torch.set_num_threads(1)
 prepare()
+
+# %% [markdown]
+# Gradients come from a small net of two layers. The last rank does not use the second of them, as happens in nets that
+# choose a path for each sample:
+
+
+# %%
+def make() -> nn.Module:
+    """The same weights on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+
+
+def loss(model: nn.Module, batch: torch.Tensor, last: bool = False) -> torch.Tensor:
+    """Of one rank's share."""
+    return (model[0](batch) if last else model[1](model[0](batch))).square().mean()
+
+
+def of_the_whole(batch: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of one process with the shares of all ranks. batch: (rank, sample, 3)."""
+    model, ranks = make(), len(batch)
+    (sum(loss(model, share, last=rank == ranks - 1) for rank, share in enumerate(batch)) / ranks).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
 
 # %% [markdown]
 # ## 1 · Average the gradients
@@ -27,6 +51,7 @@ prepare()
 # After `loss.backward()` every rank has gradients of its own part of the batch. Make them equal on all ranks: each gradient
 # becomes the mean over the ranks. A parameter that this rank did not use has `grad` `None`; the others may have used it, so it
 # takes part as zeros.
+
 
 # %% solution="average"
 def average(model: nn.Module) -> None:
@@ -66,17 +91,8 @@ before = [[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0], [100.0, 200.0, 300.0, 
 after = [torch.tensor(before).mean(dim=0).tolist()] * 3
 plots.collective("average", before, after)
 
+
 # %% check="average" points=2
-def loss(model, batch, last=False):
-    """Of one rank's share. The last rank does not use the second layer."""
-    return (model[0](batch) if last else model[1](model[0](batch))).square().mean()
-
-
-def make():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
-
-
 def check_average(ranks: int, samples: int) -> None:
     batch = torch.randn(ranks, samples, 3, generator=torch.Generator().manual_seed(1))
 
@@ -87,19 +103,18 @@ def check_average(ranks: int, samples: int) -> None:
             average(model)
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
-    own = [run(rank, sync=False) for rank in range(ranks)]
-    whole = make()  # one process with the whole batch
-    (sum(loss(whole, batch[rank], last=rank == ranks - 1) for rank in range(ranks)) / ranks).backward()
-    wanted = [p.grad for p in whole.parameters()]
+    own, wanted = [run(rank, sync=False) for rank in range(ranks)], of_the_whole(batch)
     mistakes = {
         "the sum over the ranks: divide it by their number": [[g * ranks for g in wanted]] * ranks,
         "each rank's own gradient: nothing has been averaged": own,
         "right but for a parameter whose grad was None: it has to get the mean, too": [
-            *[wanted] * (ranks - 1), wanted[:2] + own[-1][2:],
+            *[wanted] * (ranks - 1),
+            wanted[:2] + own[-1][2:],
         ],
         "a mean over those ranks only that had a gradient: divide by the number of all": [
             wanted[:2] + [g * ranks / (ranks - 1) for g in wanted[2:]]
-        ] * ranks,
+        ]
+        * ranks,
     }
     same(on_ranks(ranks, run), [wanted] * ranks, f"average on {ranks} ranks", ranks=True, mistakes=mistakes)
 
@@ -117,6 +132,7 @@ check_average(4, 1)
 # the tensors into buckets: in the order given, as many in a bucket as have together at most `limit` elements, but at
 # least one. Return each bucket as the list of its tensors' numbers i. Backward finds the last layer's gradients first,
 # so the order that you are given is already the reversed one; keep it.
+
 
 # %% solution="buckets"
 def make_buckets(sizes: list[int], limit: int) -> list[list[int]]:
@@ -155,9 +171,14 @@ def make_buckets(sizes: list[int], limit: int) -> list[list[int]]:
 # Six tensors, a limit of 60: the bars should fall into these groups.
 
 # %%
-plots.bars({f"bucket 0, tensor {n}": size for n, size in enumerate([10, 40])}
-           | {"bucket 1, tensor 2": 50} | {"bucket 2, tensor 3": 90} | {"bucket 3, tensor 4": 30, "bucket 3, tensor 5": 30},
-           xlabel="elements in the tensor")
+plots.bars(
+    {f"bucket 0, tensor {n}": size for n, size in enumerate([10, 40])}
+    | {"bucket 1, tensor 2": 50}
+    | {"bucket 2, tensor 3": 90}
+    | {"bucket 3, tensor 4": 30, "bucket 3, tensor 5": 30},
+    xlabel="elements in the tensor",
+)
+
 
 # %% check="buckets" points=2
 def check_buckets(sizes, limit, wanted) -> None:
@@ -182,11 +203,114 @@ check_buckets([7], 1, [[0]])
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ## 3 · Deal out the samples
+# ## 3 · Send buckets
+#
+# Now they travel. `buckets` are lists of parameters, the same on every rank. After backward, lay the gradients of a bucket side
+# by side in one flat tensor, all-reduce that, and give each parameter its part: the mean over all ranks, in its own shape. One
+# message a bucket, in the order given. A `grad` that is `None` takes part as zeros, as in task 1.
+
+
+# %% solution="send"
+def average_in_buckets(buckets: list[list[nn.Parameter]]) -> None:
+    """Replace every gradient by its mean over all ranks, with one all-reduce a bucket."""
+    ### BEGIN SOLUTION
+    for bucket in buckets:
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+            parameter.grad = part.view_as(parameter)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `torch.cat` wants tensors of one dimension here, which `grad.flatten()` gives. It makes a copy: what all-reduce does to that,
+# the gradients do not notice by themselves.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `flat.split([12, 4])` cuts a tensor into parts of 12 and of 4 elements. A parameter `p` has `p.numel()` elements, and
+# `part.view_as(p)` has its shape.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# For each bucket: `flat = torch.cat([…])` of all its gradients, flattened, with `torch.zeros_like(p)` where there is none.
+# All-reduce `flat`, divide it by `dist.get_world_size()`. For `p, part` in
+# `zip(bucket, flat.split([p.numel() for p in bucket]))`: set `p.grad` to `part.view_as(p)`.
+#
+# </details>
+#
+# A bucket with two gradients, of four numbers and of two, on two ranks: one message of six numbers instead of two.
+
+# %%
+flat = [[1.0, 2.0, 3.0, 4.0, 50.0, 60.0], [3.0, 4.0, 5.0, 6.0, 70.0, 80.0]]
+plots.collective("averaging one bucket", flat, [torch.tensor(flat).mean(dim=0).tolist()] * 2)
+
+
+# %% check="send" points=3
+def check_send(ranks: int, samples: int, groups: list[list[int]]) -> None:
+    batch = torch.randn(ranks, samples, 3, generator=torch.Generator().manual_seed(2))
+
+    def run(rank, sync=True):
+        model, all_reduce, sent = make(), dist.all_reduce, []
+
+        @unseen
+        def count(tensor, *given, **named):
+            sent.append(tensor.numel())
+            return all_reduce(tensor, *given, **named)
+
+        loss(model, batch[rank], last=rank == ranks - 1).backward()
+        parameters, dist.all_reduce = list(model.parameters()), count
+        try:
+            if sync:
+                average_in_buckets([[parameters[number] for number in group] for group in groups])
+        finally:
+            dist.all_reduce = all_reduce
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters], sent
+
+    own, wanted = [run(rank, sync=False)[0] for rank in range(ranks)], of_the_whole(batch)
+    mistakes = {
+        "the sum over the ranks: divide it by their number": [[g * ranks for g in wanted]] * ranks,
+        "each rank's own gradient: the average stayed in the flat tensor, which is a copy": own,
+        "right but for a parameter whose grad was None: it has to get the mean, too": [
+            *[wanted] * (ranks - 1),
+            wanted[:2] + own[-1][2:],
+        ],
+    }
+    found, what = on_ranks(ranks, run), f"buckets {groups} on {ranks} ranks"
+    same([got for got, _ in found], [wanted] * ranks, f"gradients, {what}", ranks=True, mistakes=mistakes)
+    sizes = [parameter.numel() for parameter in make().parameters()]
+    together = [sum(sizes[number] for number in group) for group in groups]
+    mistakes = {
+        "one message a parameter: put the gradients of a bucket side by side first": [
+            [sizes[number] for group in groups for number in group]
+        ]
+        * ranks,
+        "one message for all: the first bucket should leave before the last one is full": [[sum(sizes)]] * ranks,
+    }
+    sent = [sent for _, sent in found]
+    same(sent, [together] * ranks, f"elements in each all-reduce, {what}", ranks=True, mistakes=mistakes)
+
+
+check_send(2, 4, [[3, 2], [1, 0]])
+check_send(3, 2, [[3], [2, 1, 0]])
+### BEGIN HIDDEN TESTS
+check_send(4, 1, [[3, 2, 1], [0]])
+check_send(2, 5, [[0, 1, 2, 3]])
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 4 · Deal out the samples
 #
 # The samples are numbered from 0. Every epoch has one random order of all of them, the same on every rank and however
 # many ranks there are, and the next epoch has another. Of n ranks, rank r takes every n-th sample of it, beginning with
 # the one at place r. What is left over at the end, fewer than n, nobody gets: all ranks must make equally many steps.
+
 
 # %% solution="deal"
 def deal(samples: int, epoch: int, rank: int, ranks: int) -> list[int]:
@@ -224,6 +348,7 @@ def deal(samples: int, epoch: int, rank: int, ranks: int) -> list[int]:
 one_epoch = [5, 2, 0, 7, 3, 1, 6, 4]
 plots.collective("dealing", [one_epoch] * 2, [one_epoch[rank::2] for rank in range(2)])
 
+
 # %% check="deal" points=3
 def check_deal(samples: int, ranks: int) -> None:
     what, size = f"{samples} samples on {ranks} ranks", samples // ranks
@@ -246,7 +371,9 @@ def check_deal(samples: int, ranks: int) -> None:
     )
     why = "epochs 0 and 1 have the same order: set_epoch! Here that is a seed that depends on `epoch`"
     require(epochs[0] != epochs[1], f"a new order each epoch, {what}", why)
-    require(epochs[0] == epochs[2], f"epoch 0 again is epoch 0, {what}", "the order is not the same when it is asked again")
+    require(
+        epochs[0] == epochs[2], f"epoch 0 again is epoch 0, {what}", "the order is not the same when it is asked again"
+    )
     why = "rank 0 has the same samples in every epoch, in another order: shuffle all samples first, then deal"
     require(ranks == 1 or {*epochs[0][0]} != {*epochs[1][0]}, f"other samples for a rank each epoch, {what}", why)
     why = f"a single rank should have each number from 0 to {samples - 1} once; yours has {order}"
@@ -261,17 +388,19 @@ def check_deal(samples: int, ranks: int) -> None:
 
 
 check_deal(20, 2)
-### BEGIN HIDDEN TESTS
 check_deal(23, 3)
+### BEGIN HIDDEN TESTS
+check_deal(17, 2)
 check_deal(50, 4)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ## 4 · Warm up
+# ## 5 · Warm up
 #
 # With n ranks the batch is n times as large, and the learning rate grows with it. Such steps are too long for a net that knows
 # nothing yet: let the rate rise in a line over the first `warmup` steps, from `peak / warmup` at step 0 to `peak` at step
 # `warmup - 1`, and stay there. The peak is `lr`, the rate of one rank, times the number of ranks.
+
 
 # %% solution="rate"
 def rate(step: int, *, lr: float, ranks: int, warmup: int) -> float:
@@ -304,8 +433,12 @@ def rate(step: int, *, lr: float, ranks: int, warmup: int) -> float:
 
 # %%
 steps = range(20)
-plots.lines({"warm-up": (list(steps), [learning_rate(s, peak=0.2, warmup=10, steps=10**9) for s in steps])},
-            xlabel="step", ylabel="learning rate")
+plots.lines(
+    {"warm-up": (list(steps), [learning_rate(s, peak=0.2, warmup=10, steps=10**9) for s in steps])},
+    xlabel="step",
+    ylabel="learning rate",
+)
+
 
 # %% check="rate" points=1
 def check_rate(lr: float, ranks: int, warmup: int) -> None:
@@ -335,5 +468,8 @@ check_rate(0.5, 1, 1)
 # %% [markdown]
 # ## Where this is used
 #
-# `course_lib/parallel/ddp.py` has the first two, `course_lib/data/batches.py` the third and `learning_rate` in
-# `course_lib/trainer.py` the fourth. Compare yours with them: where do they differ, and why?
+# `course_lib/parallel/ddp.py` has the first three, `course_lib/data/batches.py` the fourth and `learning_rate` in
+# `course_lib/trainer.py` the fifth. Compare yours with them: where do they differ, and why?
+#
+# **Next:** [lab 1](../lab1_break_it/lab1_break_it.ipynb), in which things break,
+# then [05 · Launch](../../notebooks/05_launch.ipynb).

@@ -5,9 +5,9 @@
 # checkpoint that is never half written, the samples that are left after a restart, and the translation of Slurm's words for a
 # rank's place. Each is a function of a few lines. The first check really kills the process that is saving.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says what it found and
-# where. A call that never comes back is stopped after five seconds. Stuck? Each task has three hints; open them one at a
-# time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says what it found and where. A call that never comes back is stopped after five seconds. Stuck? Each
+# task has three hints; open them one at a time.
 
 # %%
 import os
@@ -255,7 +255,9 @@ def check_remaining(samples: int, seen: int, *, batch: int, ranks: int) -> None:
             order[seen // (batch * ranks) * batch * ranks :]
         ),
         "a step dealt out one by one: a rank's part of it is a slice": cut(order[seen:], one_by_one=True),
-        "one long part of the rest for each rank: in every step the ranks share the next samples": in_parts(order[seen:]),
+        "one long part of the rest for each rank: in every step the ranks share the next samples": in_parts(
+            order[seen:]
+        ),
         "the same with an incomplete step at the end: ranks would have batches of different sizes, or none": cut(
             order[seen:], incomplete=True
         ),
@@ -404,3 +406,6 @@ check_translate("rack-a-n[001-128]", "rack-a-n001", job=777, nodes_count=3, per_
 # `course_lib/data/batches.py` is the second. For Slurm there is no Python at all: `slurm/site.sh` and `slurm/rank_env.sh` are
 # shell, so that the training program knows one dialect only. *Two jobs whose numbers differ by 20,000 share a node. What
 # happens, and who would tell you?*
+#
+# **Next:** [lab 2](../lab2_break_it/lab2_break_it.ipynb), in which things break,
+# then [06 · Scaling](../../notebooks/06_scaling.ipynb).

@@ -6,9 +6,10 @@
 # costs, what a table of measured seconds means, and the IoU of pixels that lie on different ranks. The checks compare yours
 # with the course's own model, and on real processes with what one process gets.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. A rank that never comes back is stopped after five seconds, and you are
-# told where it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes
+# back is stopped after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a
+# time.
 
 # %%
 import numpy as np
@@ -153,7 +154,9 @@ def check_speed(model: Model, ranks: list[int], batch: int, *, weak: bool) -> No
             n: (up / n, up / n**2) if weak else (up * n, up) for n, up in ups.items()
         },
         "upside down: divide the seconds of one rank by those of n": {n: (1 / up, 1 / up / n) for n, up in ups.items()},
-        "the efficiency in both places: the speed-up is n times as much": {n: (up / n, up / n) for n, up in ups.items()},
+        "the efficiency in both places: the speed-up is n times as much": {
+            n: (up / n, up / n) for n, up in ups.items()
+        },
         "an efficiency that is the speed-up: divide it by the number of ranks": {n: (up, up) for n, up in ups.items()},
         "an efficiency of weak scaling that is divided by n twice": {n: (up, up / n**2) for n, up in ups.items()},
         "right, but efficiencies in per cent": {n: (up, 100 * up / n) for n, up in ups.items()},
@@ -271,3 +274,5 @@ check_iou(2, 1, share=0.0)
 #
 # *A ring of 1,024 ranks needs 2,046 messages one after the other. From which size on does that not matter any more? Your
 # first function can tell: where do its two parts cost the same?*
+#
+# **Next:** [07 · Model parallel](../../notebooks/07_model_parallel.ipynb).

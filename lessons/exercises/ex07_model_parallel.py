@@ -5,9 +5,10 @@
 # order in which a stage works under 1F1B, a whole step of a pipeline with its messages, and the exchange of rows between
 # strips. Each check compares with one process that has the whole model and the whole image.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. Ranks that wait for each other are stopped after five seconds, and you
-# are told where they were. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. Ranks that wait for each
+# other are stopped after five seconds, and you are told where they were. Stuck? Each task has three hints; open them one at a
+# time.
 
 # %%
 import torch
@@ -369,3 +370,5 @@ check_halo(4, 4, 1)
 # travel while the rank computes, and `course_lib/parallel/spatial.py` the halos, with their gradients. *Your step keeps all
 # micro-batches. Could it work in the order of task 1, with `send` and `recv` that wait for each other? Try it on paper with
 # two stages.*
+#
+# **Next:** [08 · Sharding](../../notebooks/08_sharding.ipynb).

@@ -5,9 +5,10 @@
 # averages are shared out over the ranks (ZeRO, stage 1), and lend weights that lie in slices to a computation, with gradients
 # that find their way back (the heart of FSDP). Each check compares with one process that has everything.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. A rank that never comes back is stopped after five seconds, and you are
-# told where it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes
+# back is stopped after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a
+# time.
 
 # %%
 import torch
@@ -368,3 +369,6 @@ check_lend(4, 5)
 # below it `fully_shard`, PyTorch's own lending. There the whole weights are dropped after forward, and gathered once more for
 # backward. *Your `Lend` never drops anything by itself. What keeps the whole tensor alive until backward, and what would that
 # mean for a model of many layers?*
+#
+# **Next:** [lab 3](../lab3_break_it/lab3_break_it.ipynb), in which things break,
+# then [09 · MPI](../../notebooks/09_mpi.ipynb).

@@ -5,9 +5,10 @@
 # two halves of the ring, reduce-scatter and all-gather. Each check starts your function with `mpiexec` on several processes,
 # compares the arrays with what NumPy adds up in one process, and counts the messages.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. Ranks that wait for each other are stopped after five seconds, and you
-# are told where they were. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. Ranks that wait for each
+# other are stopped after five seconds, and you are told where they were. Stuck? Each task has three hints; open them one at a
+# time.
 
 # %%
 import math
@@ -51,7 +52,9 @@ class Watched:
             except self.error as error:
                 said = str(error).splitlines()[-1]
                 if "truncated" in said:  # MPICH goes on with two numbers of bytes, the wrong way round
-                    said = said.partition("truncated")[0] + "truncated: it is longer than the array that it should go into"
+                    said = (
+                        said.partition("truncated")[0] + "truncated: it is longer than the array that it should go into"
+                    )
                 raise RuntimeError(f"MPI says: {said}") from None
 
         return call
@@ -348,3 +351,5 @@ check_all_gather(2, 100_003)
 # `course_lib/parallel/messages.py` has the tree, and `course_lib/parallel/ring.py` the ring, whose pieces travel in chunks
 # that are added while they are in the processor's cache. *Your ring sends 2(n − 1) messages from each rank, a tree there and
 # back 2⌈log₂ n⌉ at most. For which arrays would you take the tree?*
+#
+# **Next:** [10 · Horovod](../../notebooks/10_horovod.ipynb).

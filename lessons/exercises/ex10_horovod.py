@@ -6,9 +6,10 @@
 # negotiation of gradients by name. No Horovod is needed. Each check compares with one process: the one that rank 0 would have
 # been, or the one that has the whole batch.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. A rank that never comes back is stopped after five seconds, and you are
-# told where it was. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes
+# back is stopped after five seconds, and you are told where it was. Stuck? Each task has three hints; open them one at a
+# time.
 
 # %%
 import torch
@@ -368,3 +369,5 @@ check_negotiate(["c", "a"], ["a", "c", "b"], ["b", "a", "c"], ["a", "c"])
 # `course_lib/parallel/ddp.py` has `start_equal`, which broadcasts the model before training. *Your optimizer waits with all
 # of its all-reduces until `step`. Horovod starts each of them in a hook, while backward still runs. What would you have to
 # change in `synchronize`, and which call would a hook make?*
+#
+# **Next:** [11 · Lightning](../../notebooks/11_lightning.ipynb).

@@ -5,8 +5,10 @@
 # word: what a step is and how often the learning rate changes; how a score is made when ranks have unequal shares; and which
 # rank reads which sample. Each check trains or judges on real processes and compares with a loop by hand in one process.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. (The first check may take a while: the process that
-# all ranks are forked from imports Lightning, once.) Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens it.
+# A check that fails says what differs. (The first one may take a while: the process that all ranks are forked from imports
+# Lightning, once.) A rank that never comes back is stopped after twenty seconds, here not five, since Lightning needs some of
+# them to begin. Stuck? Each task has three hints; open them one at a time.
 
 # %%
 import lightning
@@ -51,7 +53,8 @@ def make_trainer(ranks: int, **options) -> lightning.Trainer:
 # Here is a loop as you know it. Move it into a LightningModule: `training_step` returns the loss of a batch, and
 # `configure_optimizers` returns the optimizer and its schedule in a dictionary. `zero_grad`, `backward` and both `step`s are
 # the Trainer's. One of them it does more rarely than this loop, unless you say so. (`every` is there to show what happens
-# then.)
+# then.) The same module must do on several ranks, each with its part of every batch: there the Trainer wraps it in DDP, which
+# averages the gradients.
 
 
 # %%
@@ -132,33 +135,41 @@ plots.lines(
 
 
 # %% check="module" points=3
-def check_module(count: int, **settings) -> None:
+def check_module(ranks: int, count: int, *, batch: int, epochs: int) -> None:
     samples, rate = make_samples(count), {"lr": 0.1, "warmup": 10}
 
-    def run():
-        model = Classifier(make_net(), **rate)
+    def run(rank):
+        model, mine = Classifier(make_net(), **rate), Subset(samples, range(rank, count, ranks))
         try:
-            trainer = make_trainer(1, max_epochs=settings["epochs"])
-            trainer.fit(model, DataLoader(samples, batch_size=settings["batch"]))
+            make_trainer(ranks, max_epochs=epochs).fit(model, DataLoader(mine, batch_size=batch // ranks))
         except RuntimeError as error:
             why = "this loss has been through backward already, which is the Trainer's part"
             raise (RuntimeError(why) if "second time" in str(error) else error) from None
         return model.net.state_dict()
 
+    def one(**other):  # process that has every batch whole
+        return by_hand(samples, **(rate | {"batch": batch, "epochs": epochs} | other))
+
     mistakes = {
         "the net as it was: nothing has been learned. Does training_step return the loss, and configure_optimizers what "
         "it has made?": make_net().state_dict(),
-        "a schedule that moves on once an epoch, the default": by_hand(samples, **rate, **settings, every="epoch"),
-        "a rate that never changes: where is the schedule?": by_hand(samples, lr=0.1, warmup=1, **settings),
+        "a schedule that moves on once an epoch, the default": one(every="epoch"),
+        "a rate that never changes: where is the schedule?": one(warmup=1),
+        "a loss or a rate divided by the number of ranks: DDP has averaged the gradients already": one(lr=0.1 / ranks),
+        "a loss or a rate times the number of ranks: the batch of all of them is that of one process": one(
+            lr=0.1 * ranks
+        ),
     }
-    wanted = by_hand(samples, **rate, **settings)
-    what = f"the weights after {settings['epochs']} epochs of {count} samples"
-    same(alone(run, seconds=20), wanted, what, mistakes=mistakes, close=1e-6)
+    mistakes = {why: [weights] * ranks for why, weights in mistakes.items()}
+    what = f"the weights after {epochs} epochs of {count} samples on {ranks} rank{'s' * (ranks > 1)}"
+    same(on_ranks(ranks, run, seconds=20), [one()] * ranks, what, ranks=True, mistakes=mistakes)
 
 
-check_module(40, batch=8, epochs=3)
+check_module(1, 40, batch=8, epochs=3)
+check_module(2, 36, batch=8, epochs=2)
 ### BEGIN HIDDEN TESTS
-check_module(23, batch=5, epochs=2)
+check_module(1, 23, batch=5, epochs=2)
+check_module(3, 33, batch=6, epochs=2)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -254,7 +265,7 @@ def check_judge(shares: list[int], batch: int) -> None:
 check_judge([5, 4], 2)
 check_judge([7], 3)
 ### BEGIN HIDDEN TESTS
-check_judge([3, 8], 4)
+check_judge([3, 6, 2], 4)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -373,3 +384,5 @@ check_loader(3, 32, 6)
 #
 # *In task 2 one rank called the net three times, the other twice, and nothing hung. Why does `val_dataloader` still take care
 # that all ranks call it equally often? Think of a net that is sharded, as with FSDP.*
+#
+# **Next:** [12 · A recurrent net reads digits](../../notebooks/12_rnn_digits.ipynb).

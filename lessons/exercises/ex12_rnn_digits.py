@@ -6,8 +6,9 @@
 # rank has all of them. You write one function for each. Each check runs yours on real processes and compares with one
 # process.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A check that is not content says on which rank and
-# in which element; `print` works on the ranks, too. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says on which rank and in which element; `print` works on the ranks, too. Stuck? Each task has three
+# hints; open them one at a time.
 
 # %%
 import numpy as np
@@ -177,10 +178,11 @@ def check_accuracy(digits: int, ranks: int) -> None:
 
 check_accuracy(9, 2)
 check_accuracy(10, 4)
+check_accuracy(3, 4)
 ### BEGIN HIDDEN TESTS
 check_accuracy(8, 2)
 check_accuracy(7, 3)
-check_accuracy(3, 4)
+check_accuracy(2, 3)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -296,3 +298,5 @@ check_clip(3, 1.0, 0.5)
 #
 # *With DDP every rank has all gradients. Does it matter whether they are clipped before or after they are averaged? And in
 # the lesson's table of times: which column would show you that ranks wait for one another, and which would hide it?*
+#
+# **Next:** [13 · BERT answers questions](../../notebooks/13_bert_squad.ipynb).

@@ -5,8 +5,9 @@
 # score and never raises an error. You write four: the windows of a long text, the best span in one of them, the best one over
 # windows that lie on different ranks, and the F1 score. The third is checked on real processes against one.
 #
-# Write in the cells that say `YOUR CODE HERE`, then run the check below. A loop that does not end is stopped after five
-# seconds. Stuck? Each task has three hints; open them one at a time.
+# Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
+# it. A check that fails says what differs. A loop that does not end is stopped after five seconds. Stuck? Each task has three
+# hints; open them one at a time.
 
 # %%
 import string
@@ -378,3 +379,5 @@ check_f1("The", [])
 #
 # *Which of the two would you take for a million windows, lists of objects or one table of numbers? And what happens to each
 # if a sampler gives a window to two ranks?*
+#
+# **Next:** your own net.

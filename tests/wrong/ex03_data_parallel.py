@@ -94,3 +94,55 @@ def gradients(replicas, pieces, target, loss_function):
     loss_function(output, target).backward()
     found = [[parameter.grad for parameter in replica.parameters()] for replica in replicas]
     return [sum(parts) for parts in zip(*found)]
+
+
+# %% messages: they wait for each other
+def forward(model, batch, lengths):
+    rank = dist.get_rank()
+    if rank > 0:
+        piece = torch.empty(lengths[rank], model.in_features)
+        dist.recv(piece, 0)
+        dist.send(model(piece), 0)
+        return None
+    pieces, outputs = batch.split(lengths), []
+    for other in range(len(lengths)):
+        output = torch.empty(lengths[other], model.out_features)
+        if other == 0:
+            output = model(pieces[0])
+        else:
+            dist.recv(output, other)  # of what it has not been sent yet
+            dist.send(pieces[other], other)
+        outputs.append(output)
+    return torch.cat(outputs)
+
+
+# %% messages: the others should have their share
+def forward(model, batch, lengths):
+    return model(batch) if dist.get_rank() == 0 else None
+
+
+# %% messages: without those of the others
+def forward(model, batch, lengths):
+    rank = dist.get_rank()
+    if rank > 0:
+        piece = torch.empty(lengths[rank], model.in_features)
+        dist.recv(piece, 0)
+        model(piece)
+        return None
+    pieces = batch.split(lengths)
+    for other in range(1, len(lengths)):
+        dist.send(pieces[other], other)
+    return model(pieces[0])
+
+
+# %% messages: only rank 0 is to return them
+def forward(model, batch, lengths):
+    rank = dist.get_rank()
+    everything = batch if rank == 0 else torch.empty(sum(lengths), model.in_features)
+    dist.broadcast(everything, 0)
+    own = model(everything.split(lengths)[rank]).detach()
+    outputs = [torch.empty(length, model.out_features) for length in lengths]
+    for other, output in enumerate(outputs):
+        output.copy_(own) if other == rank else None
+        dist.broadcast(output, other)
+    return torch.cat(outputs)

@@ -67,6 +67,44 @@ def make_buckets(sizes, limit):
     return buckets
 
 
+# %% send: one message a parameter
+def average_in_buckets(buckets):
+    for bucket in buckets:
+        for parameter in bucket:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+# %% send: the average stayed in the flat tensor
+def average_in_buckets(buckets):
+    for bucket in buckets:
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+
+
+# %% send: right but for a parameter whose grad was None
+def average_in_buckets(buckets):
+    for bucket in buckets:
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+            if parameter.grad is not None:
+                parameter.grad.copy_(part.view_as(parameter))
+
+
+# %% send: the last one is full
+def average_in_buckets(buckets):
+    everything = [p for bucket in buckets for p in bucket]
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in everything])
+    dist.all_reduce(flat)
+    for parameter, part in zip(everything, flat.split([p.numel() for p in everything])):
+        parameter.grad = part.view_as(parameter) / dist.get_world_size()
+
+
 # %% deal: same order: set_epoch
 def deal(samples, epoch, rank, ranks):
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
