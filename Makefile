@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 INSTALLED := $(VENV)/.installed
+COMMA := ,
 PROXY := $(BIN)/configurable-http-proxy
 WORKERS ?= 2
 AUTHORS = @[ -d tests ] || { echo "this is in the authors' repository, not in a learner's archive" >&2; exit 2; }
@@ -78,14 +79,20 @@ clean:  ## remove the venv and the data; your runs/ stay
 
 # ---- what the targets stand on --------------------------------------------------------------------------------------
 
-# uv finds the wheels where pip does; bytecode is compiled once, or every import of torch and Lab costs seconds.
+# uv finds the wheels where pip does; bytecode is compiled once, or every import of torch and Lab costs seconds. So does every
+# start of Lab with rfc3987-syntax, by which jsonschema would check a kind of address that no notebook has; it does without.
+define install
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" $(BIN)/uv pip install -q --python $(BIN)/python \
+		--compile-bytecode -c constraints.txt -e '.[$(1)]'
+	@$(BIN)/uv pip uninstall -q --python $(BIN)/python rfc3987-syntax
+endef
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) .ci/check_python.py
 	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing the packages (about a minute)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
-	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" $(BIN)/uv pip install -q --python $(BIN)/python \
-		--compile-bytecode -c constraints.txt -e '.[dev]'
+	$(call install,dev)
 	@mkdir -p $(VENV)/share/jupyter/lab/settings
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
 		> $(VENV)/share/jupyter/lab/settings/overrides.json
@@ -93,8 +100,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(PROXY): pyproject.toml constraints.txt | $(INSTALLED)
 	@echo "installing JupyterHub"
-	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" $(BIN)/uv pip install -q --python $(BIN)/python \
-		--compile-bytecode -c constraints.txt -e '.[dev,hub]'
+	$(call install,dev$(COMMA)hub)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" npm install --silent --global --prefix $(VENV) configurable-http-proxy@5.3.0 || { \
 		echo "the hub needs npm's package configurable-http-proxy, and npm's registry gave none" >&2; exit 2; }
 	@touch $@
