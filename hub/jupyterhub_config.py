@@ -3,7 +3,9 @@
 import os
 import pwd
 import secrets
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,6 +32,16 @@ def secret(name: str) -> str:
         half.write_text(secrets.token_hex(32))
         half.replace(path)
     return path.read_text()
+
+
+def taken_off(everybody: set[str]) -> set[str]:
+    """Who has been here and is on the list no more. A browser that is still logged in would be let in, and a server go on."""
+    try:
+        with closing(sqlite3.connect(f"file:{state / 'hub.sqlite'}?mode=ro", uri=True)) as database:
+            known = {name for (name,) in database.execute("SELECT name FROM users")}
+    except sqlite3.OperationalError:  # the first start: there is none
+        known = set()
+    return known - everybody if everybody else set()
 
 
 c = get_config()  # noqa: F821
@@ -59,8 +71,9 @@ c.Authenticator.admin_users = set()  # a teacher needs no power over the hub
 everybody = {*site.hub.learners, *(site.hub.teachers if site.hub.learners else [])}
 c.Authenticator.allowed_users = everybody
 c.Authenticator.allow_all = not everybody
-c.Authenticator.allow_existing_users = False  # who is taken off the list is out
-c.Authenticator.blocked_users = {one.pw_name for one in pwd.getpwall() if one.pw_uid < 1000}
+c.Authenticator.allow_existing_users = False
+c.Authenticator.username_pattern = rf"{sites.ACCOUNT}\Z"  # a name becomes a word of commands that root runs
+c.Authenticator.blocked_users = {one.pw_name for one in pwd.getpwall() if one.pw_uid < 1000} | taken_off(everybody)
 
 c.JupyterHub.spawner_class = CourseSpawner
 c.CourseSpawner.site = site
@@ -70,7 +83,7 @@ c.CourseSpawner.batchspawner_singleuser_cmd = f"{venv}/bin/batchspawner-singleus
 c.Spawner.cmd = [f"{venv}/bin/jupyterhub-singleuser"]
 c.Spawner.default_url = "/lab/tree/notebooks/00_start.ipynb"
 c.Spawner.notebook_dir = "~/course"
-c.Spawner.start_timeout = 60 * site.slurm.start_minutes
+c.Spawner.start_timeout = 60 * (site.slurm.start_minutes + 1)  # the spawner gives up before, and says why
 c.Spawner.http_timeout = 120
 c.CourseSpawner.startup_poll_interval = 2  # forty wait at once
 c.Spawner.poll_interval = 15  # a cancelled job is noticed so soon

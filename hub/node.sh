@@ -1,6 +1,7 @@
 # Sourced in a node's own view of the file system, before slurmd: learners reach the Python, the venv and the data, wherever they
 # are, but nothing else in a folder that is closed to them, and of the repository neither solutions nor hidden tests.
 # shellcheck shell=sh
+set -eu # a node that would show too much does not start
 closed() { # PATH: the topmost folder above it that others can't enter, if there is one
     path=$1 found=
     while path=$(dirname "$path") && [ "$path" != / ]; do

@@ -1,16 +1,22 @@
-"""A site's settings, read from site.toml and checked: a class must not find out about a typing error."""
+"""A site's settings, read from site.toml and checked: a class must not find out about a typing error.
+
+python -m hub.site           # is COURSE_HUB_SITE, or hub/site.toml, in order?
+python -m hub.site teachers  # one of [hub]'s values, for a shell
+"""
 
 import os
 import re
+import sys
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from course_lib.config import UserError
+from course_lib.config import UserError, run_main
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ACCOUNT = r"[a-z_][a-z0-9_.-]*"
 
 
 @dataclass(frozen=True)
@@ -112,10 +118,11 @@ def complaints(site: Site):
         yield f"url = {hub.url!r}: the two ports above it are needed too"
     if not hub.address:
         yield "address is empty: nodes would not find the hub"
-    if hub.authenticator in ("", "dummy", "null"):
-        yield f'authenticator = "{hub.authenticator}" asks for no password; "demo" has one'
-    if hub.authenticator == "demo" and url.hostname not in LOOPBACK:
-        yield f'authenticator = "demo" has one password for all, so it stays on 127.0.0.1 and not {url.hostname}; use "pam"'
+    if re.match(r"$|dummy|null|shared-?password", hub.authenticator.rpartition(".")[2].lower()):
+        yield f'authenticator = "{hub.authenticator}" asks for no password, or all for the same; "demo" is for one machine'
+    for host in (url.hostname, hub.address):  # the hub itself has the login page too, at address
+        if hub.authenticator == "demo" and host not in LOOPBACK:
+            yield f'authenticator = "demo" has one password for all, so it stays on 127.0.0.1 and not {host}; use "pam"'
     if url.hostname not in LOOPBACK and not secure:
         yield "tls_key and tls_cert are missing: passwords would cross the network in plain text"
     if secure != (url.scheme == "https"):
@@ -124,7 +131,7 @@ def complaints(site: Site):
         if not os.access(file, os.R_OK):
             yield f"{file} can't be read"
     for word in (*hub.learners, *hub.teachers):
-        if not (isinstance(word, str) and re.fullmatch(r"[a-z_][\w.-]*", word)):
+        if not (isinstance(word, str) and re.fullmatch(ACCOUNT, word)):
             yield f"{word!r} is no name of an account"
     for word in ("servers", "starting", "idle_minutes"):
         if getattr(hub, word) < 0:
@@ -147,3 +154,17 @@ def complaints(site: Site):
             yield f"a profile's name is of small letters, digits and _, unlike {profile.name!r}"
         if not all(re.fullmatch(r"--[a-z-]+=[\w.,:@/\[\]-]+", word) for word in profile.options.split()):
             yield f"options of {profile.name} must be like --nodes=1 --mem=3000, not {profile.options!r}"
+
+
+def main() -> int:
+    site = read()
+    for word in sys.argv[1:]:
+        value = getattr(site.hub, word)
+        print(*value if isinstance(value, list) else [value])
+    if not sys.argv[1:]:
+        print(f"in order: {site.hub.url}, {len(site.profiles)} profiles, logins by {site.hub.authenticator}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

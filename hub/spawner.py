@@ -1,16 +1,19 @@
 """A learner's server is a Slurm job: what may be asked for, the job's script, and what the learner is told while it waits."""
 
 import asyncio
-import json
 import os
+import re
 import shlex
+import time
+from contextlib import suppress
 
 import batchspawner
 from batchspawner.batchspawner import JobStatus
-from jupyterhub.apihandlers import APIHandler, default_handlers
 from markupsafe import escape
 from tornado import web
 from traitlets import Any, Unicode
+
+from hub import port  # noqa: F401  what a server tells the hub
 
 JOB = """#!/bin/bash
 #SBATCH --job-name=jupyter
@@ -29,9 +32,15 @@ course={{published}}/$who
 export JUPYTER_CONFIG_PATH=$JUPYTER_CONFIG_PATH:$course/hub/$who  # of Lab: learners don't see a teacher's menus
 python $course/hub/pull.py $course {{homedir}}/course {{venv}} {{data}} || exit 1
 cd {{homedir}}/course || exit 1
-rm -rf "${TMPDIR:-/tmp}/course-server-$UID-"*  # of a server that was killed
-JUPYTER_RUNTIME_DIR=$(mktemp -d -t "course-server-$UID-XXXXXX") || exit 1  # of this node: the home may be full
+runtime=${TMPDIR:-/tmp}/course-server-$UID  # of this node: the home may be full
+if jobs=$(squeue -h -u "$UID" -o %A); then  # a server that was killed leaves its own
+    for old in "$runtime"-*; do
+        grep -qxF "$(basename "$old" | cut -d- -f4)" <<<"$jobs" || rm -rf "$old"
+    done
+fi
+JUPYTER_RUNTIME_DIR=$(mktemp -d "$runtime-$SLURM_JOB_ID-XXXXXX") || exit 1
 export JUPYTER_RUNTIME_DIR
+export SLURM_JOB_NAME=interactive  # so Lightning does not take a kernel for one of srun's ranks
 trap 'rm -r "$JUPYTER_RUNTIME_DIR"' EXIT
 trap : TERM  # the server ends first
 {{cmd}}
@@ -40,32 +49,11 @@ trap : TERM  # the server ends first
 REASONS = {
     "Resources": "the cluster is full; it starts as soon as a node is free",
     "Priority": "the cluster is full, and others came before",
+    "PartitionTimeLimit": "it asks for more hours than this queue gives: stop it, and choose fewer",
+    "ReqNodeNotAvail": "its nodes are down, or reserved for others",
     "None": "Slurm has just taken it",
     "(null)": "Slurm has just taken it",
 }
-
-
-class PortHandler(APIHandler):
-    """A server tells the port that it has found on its node. batchspawner's own takes any attribute of the spawner: as root."""
-
-    def post(self):
-        token = self.get_auth_token()
-        servers = self.current_user.spawners.values() if hasattr(self.current_user, "spawners") else ()
-        server = next((one for one in servers if token and one.api_token == token), None)
-        if server is None:
-            raise web.HTTPError(403)
-        try:
-            port = json.loads(self.request.body)["port"]
-        except (ValueError, KeyError, TypeError):
-            port = None
-        if type(port) is not int or not 1024 <= port < 65536:
-            raise web.HTTPError(400, "one word is expected, port, and a number between 1024 and 65535")
-        server.port = port
-        self.set_status(201)
-
-
-default_handlers[:] = [one for one in default_handlers if one[0] != r"/api/batchspawner"]
-default_handlers.append((r"/api/batchspawner", PortHandler))
 
 
 class CourseSpawner(batchspawner.SlurmSpawner):
@@ -77,10 +65,12 @@ class CourseSpawner(batchspawner.SlurmSpawner):
     req_published = Unicode(config=True)
     req_sbatch = Any()
     submitted = ""
+    abandoned = False  # the hub was restarted before this server was there
     batch_query_cmd = Unicode("squeue -h -j {job_id} -o '%T|%B|%r'")
     state_exechost_re = Unicode(r"^\w+\|([^|]+)")
     # One that is COMPLETING serves nobody, and its learner may start another.
-    state_running_re = Unicode(r"^(?:RUNNING|SUSPENDED)\|")
+    state_running_re = Unicode(r"^(?:RUNNING|SUSPENDED|RESIZING|SIGNALING|STOPPED)\|")
+    state_pending_re = Unicode(r"^(?:PENDING|CONFIGURING|REQUEUED|REQUEUE_HOLD|RESV_DEL_HOLD)\|")
     # Whatever keeps Slurm from answering, a server is lost only if Slurm says so.
     state_unknown_re = Unicode(r"(?s)^(?!$)(?![A-Z_]+\|)(?!.*Invalid job id)")
     batch_script = Unicode(JOB)
@@ -99,6 +89,10 @@ class CourseSpawner(batchspawner.SlurmSpawner):
 
     def options_from_form(self, form: dict) -> dict:
         return {name: form.get(name, [""])[0] for name in ("profile", "hours")}
+
+    def options_from_query(self, query: dict) -> dict:
+        """A link on another site must not start a server: the form, which has a token against that, is shown instead."""
+        raise web.HTTPError(400, "choose here, and press Start")
 
     def chosen(self) -> tuple:
         """Profile and hours, or a 400: the API takes options from anybody who has a token."""
@@ -119,37 +113,74 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         places += [f"--account={slurm.account}"] if slurm.account else []
         self.req_sbatch = [*places, *profile.options.split()]
         self.user_options = {"profile": profile.name, "hours": str(hours)}
+        deadline = time.monotonic() + 60 * slurm.start_minutes
         starting = asyncio.ensure_future(super().start())
         try:
-            while not (await asyncio.wait({starting}, timeout=2))[0]:
+            while not (await asyncio.wait({starting}, timeout=2))[0] and time.monotonic() < deadline:
                 if self.state_isrunning() and await self.query_job_status() == JobStatus.NOTFOUND:
                     raise RuntimeError("super() would wait for its port until start_minutes are over")
-            return starting.result()
+            if starting.done():
+                return starting.result()
         except RuntimeError as error:
             why = f"its job ended at once. {await self.last_words()}" if self.submitted else error
             raise _told(f"Slurm did not start your server: {why}", self.submitted) from error
         finally:
             starting.cancel()
+        waited = f"Your server was not there after {slurm.start_minutes} minutes, so its job was cancelled."
+        raise _told(f"{waited} Last heard: “{self.state_in_words()}”.", self.job_id)
 
     async def submit_batch_script(self) -> str:
         self.submitted = ""  # job_id is forgotten when the job has ended
         self.submitted = await super().submit_batch_script()
+        self.abandoned = False
+        self.orm_spawner.state = self.get_state() | {"starting": True}  # if the hub is restarted now, it knows the job
+        self.db.commit()
         return self.submitted
+
+    def load_state(self, state: dict) -> None:
+        super().load_state(state)
+        self.abandoned = state.get("starting", False)
+
+    async def poll(self):
+        """Nobody waits any more for a server that had not started when the hub was restarted: its job is cancelled."""
+        status = await super().poll()
+        if status is None and self.abandoned:
+            with suppress(RuntimeError):  # Slurm does not answer, and is asked again
+                await self.stop()
+                return 1
+        return status
 
     async def last_words(self) -> str:
         """The last line of the job's log. The learner reads it, not root, and however long it is, no more than its end."""
         words = self.get_req_subvars()
-        name = f"{words['homedir']}/.course-server.log"
-        command = f"{batchspawner.format_template(self.exec_prefix, **words)} timeout 5 tail -c 300 {shlex.quote(name)}"
-        try:
-            return f"It said: “{(await self.run_command(command)).splitlines()[-1]}”."
-        except (RuntimeError, UnicodeDecodeError, IndexError):
-            return f"What it said is in {name}."
+        home, name = words["homedir"], f"{words['homedir']}/.course-server.log"
+        prefix = f"{batchspawner.format_template(self.exec_prefix, **words)} timeout 5"
+        with suppress(RuntimeError, IndexError):
+            if said := (await self.run_command(f"{prefix} tail -c 300 {shlex.quote(name)}")).splitlines():
+                return f"It said: “{said[-1]}”."
+            if (await self.run_command(f"{prefix} df --output=avail {shlex.quote(home)}")).split()[-1] == "0":
+                return "Your home is full: remove files there, or ask for more room."
+        return f"What it said is in {name}."
 
     async def run_command(self, cmd, input=None, env=None):
-        """The learner sees the environment of what runs in their name: of the hub's own it has only what a server may know."""
+        """The learner sees the environment of what runs in their name: of the hub's own it has only what a server may know.
+
+        Every failure is a RuntimeError with a text: without one it would look like Slurm's answer for a job that has ended."""
         known = {name: os.environ[name] for name in self.env_keep if name in os.environ}
-        return await super().run_command(cmd, input=input, env=known if env is None else env)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        try:
+            program = await asyncio.create_subprocess_shell(cmd, env=known if env is None else env, **pipes)
+            try:
+                out, error = await program.communicate((input or "").encode())
+            finally:
+                with suppress(ProcessLookupError):  # it has ended, unless whoever waited for it was cancelled
+                    program.kill()
+            if program.returncode:
+                raise RuntimeError(error.decode(errors="replace").strip())
+            return out.decode(errors="replace").strip()
+        except (OSError, RuntimeError, ValueError) as error:
+            self.log.error("%s: %s", cmd, error)
+            raise RuntimeError(str(error) or "no answer") from error
 
     async def progress(self):
         told = None
@@ -168,7 +199,11 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         if self.state_isrunning():
             return f"Job {self.job_id} runs on {self.state_gethost()}. Your server starts there …"
         reason = self.job_status.rpartition("|")[2] if self.state_ispending() else ""
-        return f"Job {self.job_id} waits in the queue: {REASONS.get(reason, reason or 'Slurm is asked')} …"
+        if re.match(r"QOS|Assoc", reason):
+            told = f"a limit of your account is reached ({reason}); end other jobs of yours, or ask"
+        else:
+            told = REASONS.get(reason.partition(",")[0], reason or "Slurm is asked")
+        return f"Job {self.job_id} waits in the queue: {told} …"
 
 
 def _radio(name: str, value: object, title: str, checked: bool) -> str:

@@ -12,33 +12,42 @@ export COURSE_HUB_STATE=$DIR COURSE_NODE_SETUP=$ROOT/hub/node.sh COURSE_ROOT=$RO
 cd "$ROOT"
 [[ $(id -u) == 0 ]] || { echo "the hub starts jobs in the names of others, so it needs root: sudo make hub" >&2 && exit 2; }
 [[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make hub brings it" >&2 && exit 2; }
+URL=$("$VENV/bin/python" -m hub.site url)
+TEACHERS=$("$VENV/bin/python" -m hub.site teachers)
+LEARNERS=$("$VENV/bin/python" -m hub.site learners)
 
 mkdir -p "$(dirname "$DIR")"
 mkdir -m 711 "$DIR" 2>/dev/null || [[ -d $DIR && ! -L $DIR && -O $DIR ]] ||
     { echo "$DIR can't be made or belongs to somebody else; name another folder: COURSE_HUB=..." >&2 && exit 2; }
 chmod 711 "$DIR"
+ours() { local pid && pid=$(cat "$DIR/$1.pid" 2>/dev/null) && grep -qszxF "COURSE_HUB_STATE=$DIR" "/proc/$pid/environ"; }
+if ! ours hub && ! ours proxy; then
+    curl -s -o /dev/null --noproxy '*' --max-time 5 "$URL" && answer=0 || answer=$? # 6, 7: nobody listens there
+    [[ $answer == [67] ]] ||
+        { echo "another program listens at $URL: stop it, or choose another url in ${COURSE_HUB_SITE:-hub/site.toml}" >&2 && exit 2; }
+fi
 COURSE_PYTHON=$("$VENV/bin/python" -c 'import sys; print(sys.base_prefix)')
 export COURSE_PYTHON
 COURSE_FIRST_JOB=$(($(date +%s) + 10000)) # far from those of make cluster: ranks meet at a port that follows from it
 export COURSE_FIRST_JOB
-eval "$(slurm/local/up.sh "$DIR/slurm")"
+slurm=$(slurm/local/up.sh "$DIR/slurm")
+eval "$slurm"
 
-names() { "$VENV/bin/python" -c "from hub import site; print(*site.read().hub.$1)"; }
-URL=$("$VENV/bin/python" -c 'from hub import site; print(site.read().hub.url)')
-
-mkdir -p "$DIR/exchange"
-chmod 1777 "$DIR/exchange"
 [[ -s $DIR/password ]] || (umask 077 && head -c 9 /dev/urandom | base64 | tr '+/' 'xy' >"$DIR/password")
 getent group course-teachers >/dev/null || groupadd course-teachers
-for name in $(names teachers) $(names learners); do
+for name in $TEACHERS $LEARNERS; do
     id -u "$name" >/dev/null 2>&1 && continue
     useradd --create-home --shell /bin/bash --comment "course demo" "$name"
     chmod 700 "$(getent passwd "$name" | cut -d: -f6)"
 done
-for name in $(names teachers); do usermod --append --groups course-teachers "$name"; done
+for name in $TEACHERS; do usermod --append --groups course-teachers "$name"; done
+mkdir -p "$DIR/exchange"
+chmod 1777 "$DIR/exchange"
+teacher=${TEACHERS%% *} # who releases and collects; were the course's folder missing, any learner could make it
+[[ -d $DIR/exchange/ddl ]] || install -d -m 755 -o "${teacher:-root}" "$DIR/exchange/ddl"
 "$VENV/bin/python" -m hub.publish "$DIR/published" --teachers course-teachers
 
-if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
+if ours hub; then
     echo "the hub is running: $URL"
     exit 0
 fi

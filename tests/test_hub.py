@@ -8,11 +8,14 @@ import signal
 import stat
 import subprocess
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import ipyparallel
 import psutil
 import pytest
+import requests
 from helpers import BIN, ROOT, wait_until
 from visitors import (
     Hub,
@@ -40,12 +43,23 @@ ON_NODES = (
     "%%px\nimport socket, torch\nfrom course_lib.config import Config\nfrom course_lib.world import start\n"
     'world = start(Config(launcher="mpi", device="cpu", timeout=60))\ntotal = torch.tensor([2.0 ** world.rank])\n'
     "torch.distributed.all_reduce(total)\nprint(socket.gethostname(), int(total))",
+    'import ipyparallel\nknown = (await team.cluster.controller.get_connection_info())["client"]\n'
+    'with ipyparallel.Client(dict(known), timeout=60) as client:\n    print(known["interface"], client.ids)\n'
+    'try:\n    ipyparallel.Client(known | {"key": "guessed"}, timeout=3)\nexcept TimeoutError:\n    print("not without the key")',
+    "team.stop()",
+)
+ON_ITS_NODES = (
+    "from course_lib import ranks\nteam = ranks.start(4)",
+    "%%px\nimport socket\nfrom mpi4py import MPI\n"
+    "print(socket.gethostname(), MPI.COMM_WORLD.allreduce(2**MPI.COMM_WORLD.rank))",
     "team.stop()",
 )
 ON_THIS_NODE = (
     "import course_lib\nprint(course_lib.__file__)\nfrom course_lib import ranks\nteam = ranks.start(2)",
     "!python -m course_lib.train --data ../data/smoke --train-years 1980 --valid-years 1984 --max-steps 1 --width 4 "
     "--runs ../runs --name private",
+    'import lightning\nlightning.Fabric(accelerator="cpu", devices=1)\n'
+    'lightning.Trainer(accelerator="cpu", devices=1, logger=False)',  # neither takes the job for its own
 )
 CURVES = (
     'from torch.utils.tensorboard import SummaryWriter\nwith SummaryWriter("../runs/curves") as writer:\n'
@@ -59,6 +73,8 @@ IN_THE_QUEUE = (
     "result = job.result()\nprint(job.status().state, result)",
     "jobs.table()",
 )
+PAIRED = "# %% [markdown]\n# a title\n# %%\n6 * 7\n"
+RANKS_PANEL = ".jp-SideBar [data-id=ipp-cluster-launcher]"  # ipyparallel's
 
 
 @pytest.fixture(scope="module")
@@ -81,31 +97,33 @@ def browser():
 
 
 @pytest.fixture
-def visitor(browser, hub):
-    """Somebody new at the door."""
-    people = []
+def visitor(browser, hub, request):
+    """Somebody new at the door. Whatever their browsers ask for, no secret is in its address."""
+    people, test = [], request.node.name.removeprefix("test_")
 
     def come(name: str) -> Visitor:
         people.append(Visitor(browser, hub, name))
         return people[-1]
 
     yield come
-    for one in people:
-        one.shot(f"last-{one.name}")
+    for number, one in enumerate(people, 1):
+        one.shot(f"last-{test}-{number}-{one.name}")
         one.context.close()
+    secrets = re.compile(f"[?&#]token=|{hub.password}|{(hub.folder / 'proxy_token').read_text()}")
+    assert [url for one in people for url in one.addresses if secrets.search(url)] == []
 
 
 @pytest.fixture
 def inside(visitor, hub):
     """Somebody whose server runs, and is started if need be."""
 
-    def come(name: str) -> Visitor:
+    def come(name: str, *, lab: bool = True) -> Visitor:
         one = visitor(name)
         one.log_in()
         if one.stopped():
             one.ask_for_a_server()
             one.wait_for_lab()
-        else:
+        elif lab:
             one.open(LESSON)
         return one
 
@@ -141,7 +159,6 @@ def test_a_wrong_password_or_a_strangers_name_is_refused(name, password, visitor
     guest.page.wait_for_load_state()
     assert "/hub/login" in guest.page.url
     assert "Invalid username or password" in guest.page.inner_text("body")
-    guest.shot("refused")
 
 
 # ---- a learner's morning ------------------------------------------------------------------------------------------------------
@@ -150,30 +167,53 @@ def test_a_wrong_password_or_a_strangers_name_is_refused(name, password, visitor
 def test_from_the_login_page_to_the_last_cell_of_lesson_00(visitor, hub):
     ada = visitor("ddl-ada")
     ada.page.goto(hub.url)
-    ada.shot("1-login")
+    ada.shot("01-login")
     ada.log_in()
     ada.page.wait_for_selector("#spawn_form")
-    ada.shot("2-choice")
+    ada.shot("02-choice")
     ada.ask_for_a_server()
     told = ada.wait_for_lab()
     assert any("waits in the queue" in line for line in told) and any("runs on node" in line for line in told), told
     assert ada.page.url == f"{ada.server}/lab/tree/{LESSON}"
-    ada.shot("3-lab")
-    assert ada.page.locator(".Toastify__toast").count() == 0  # no news
+    ada.wait_for_notebook()
+    ada.shot("03-lab")
     specs = ada.get(f"{ada.server}/api/kernelspecs").json()
     assert list(specs["kernelspecs"]) == ["python3"]
     names = {one["name"] for one in ada.get(f"{ada.server}/api/contents").json()["content"]}
     assert {"notebooks", "exercises", "course_lib", "slurm"} <= names and not {"solutions", "tests"} & names
-    about = json.loads(ada.page.locator("#jupyter-config-data").text_content())
-    extensions = {one["name"]: one for one in about["federated_extensions"]}
-    assert {"@jupyter/nbgrader", "ipyparallel-labextension", "jupyterlab-jupytext"} <= extensions.keys()
+    assert ada.page.locator(".jp-NotebookPanel-toolbar :text-is('Validate')").is_visible()
+    assert_extensions(ada)
     ada.page.click(".lm-MenuBar-itemLabel:text-is('Nbgrader')")
     items = ada.page.locator(".lm-Menu-itemLabel").all_inner_texts()
     assert list(filter(None, items)) == ["Assignment List"]  # and not a teacher's
     ada.page.keyboard.press("Escape")
     notebook = ada.run_all(LESSON)
     assert errors(notebook) == []
-    ada.shot("4-lesson-00")
+    ada.shot("04-lesson-00")
+    assert_no_news(ada)
+
+
+def assert_extensions(ada: Visitor) -> None:
+    """nbgrader's, and jupytext's that reads a program as a notebook; of ipyparallel no panel: hub/README.md says why."""
+    about = json.loads(ada.page.locator("#jupyter-config-data").text_content())
+    there = {one["name"] for one in about["federated_extensions"]} - set(about["disabledExtensions"])
+    assert {"@jupyter/nbgrader", "jupyterlab-jupytext"} <= there and "ipyparallel-labextension" not in there
+    assert ada.page.locator(RANKS_PANEL).count() == 0
+    program = home("ddl-ada") / "course" / "paired.py"
+    program.write_text(PAIRED)
+    shutil.chown(program, "ddl-ada")
+    opened = ada.get(f"{ada.server}/api/contents/paired.py?type=notebook").json()
+    program.unlink()
+    assert [cell["source"] for cell in opened["content"]["cells"]] == ["a title", "6 * 7"]
+
+
+def assert_no_news(ada: Visitor) -> None:
+    """Nobody is asked about news, and nothing is fetched from outside."""
+    setting = ada.get(f"{ada.server}/lab/api/settings/@jupyterlab/apputils-extension:notification").json()
+    assert setting["schema"]["properties"]["fetchNews"]["default"] == "false" and not setting["settings"]
+    asked = " ".join(ada.addresses)
+    assert "/lab/api/settings" in asked and "/lab/api/news" not in asked and "/lab/api/update" not in asked
+    assert ada.page.locator(".Toastify__toast").count() == 0
 
 
 def test_tensorboard_is_drawn_inside_of_a_notebook(inside, visitor, hub):
@@ -183,7 +223,7 @@ def test_tensorboard_is_drawn_inside_of_a_notebook(inside, visitor, hub):
     assert errors(ada.run_all("notebooks/board.ipynb")) == []
     page = ada.page.frame_locator(".jp-OutputArea iframe")
     page.locator("text=/a_curve/").first.wait_for()
-    ada.shot("5-tensorboard")
+    ada.shot("05-tensorboard")
     address = ada.page.locator(".jp-OutputArea iframe").get_attribute("src")
     assert ada.get(f"{hub.url}{address}").ok
     bob = visitor("ddl-bob")
@@ -203,10 +243,11 @@ def test_lesson_04_on_ranks_inside_the_job(inside):
     done = ada.run_all("notebooks/04_ddp.ipynb", seconds=500)
     assert errors(done) == []
     assert figures(done) >= 3
+    ada.see_figures(figures(done))
     picture = ada.find_cell("plots.timeline(recorded)").locator("img").first
     picture.scroll_into_view_if_needed()
     assert picture.evaluate("image => image.naturalWidth") > 300
-    ada.shot("5-timeline")
+    ada.shot("06-timeline")
 
 
 def test_ranks_as_a_second_job_on_two_nodes_and_a_companion_job(inside, hub):
@@ -216,31 +257,45 @@ def test_ranks_as_a_second_job_on_two_nodes_and_a_companion_job(inside, hub):
     assert errors(done) == []
     said = printed(done)
     assert said.count("node1 15") == 2 and said.count("node2 15") == 2, said  # 1 + 2 + 4 + 8, on both nodes
+    assert "tcp://* [0, 1, 2, 3]\nnot without the key" in said, said  # whoever reaches the ranks' ports on the nodes
     assert "COMPLETED" in said, said
-    ada.shot("6-jobs")
+    ada.page.wait_for_selector("text=/job \\d+ .04_ddp.: completed on node.1-2. after/")  # in the page, not in the file
+    ada.shot("07-jobs")
     assert [job.split()[1] for job in hub.queue("ddl-ada")] == ["jupyter"]  # the ranks have ended
 
 
-def test_two_learners_at_once_get_servers_of_their_own(visitor, hub):
-    people = [visitor("ddl-ada"), visitor("ddl-bob")]
+def test_two_learners_at_once_have_servers_and_ranks_of_their_own(visitor, hub):
+    people = {visitor("ddl-ada"): 1, visitor("ddl-bob"): 2}  # hours
     for one in people:
         one.log_in()
         one.leave()
-    for one in people:
-        one.ask_for_a_server("ranks")
+    one.choose("ranks", 2)
+    one.shot("08-choice-of-ranks")
+    for one, hours in people.items():
+        one.ask_for_a_server("ranks", hours)
     for one in people:
         one.wait_for_lab()
-    for one in people:
-        asked = hub.ask("squeue", "-h", f"--user={one.name}", "--name=jupyter", "-o", "%D %C")
-        assert asked.split() == ["2", "4"]  # nodes and cores of that profile
+    for one, hours in people.items():
+        asked = hub.ask("squeue", "-h", f"--user={one.name}", "--name=jupyter", "-o", "%D %C %l")
+        assert asked.split() == ["2", "4", f"{hours}:00:00"]  # nodes and cores of that profile
         assert one.get(f"{one.server}/api/me").json()["identity"]["username"] == one.name
+        write_notebook(one.name, "notebooks/team.ipynb", *ON_ITS_NODES)
+        one.open("notebooks/team.ipynb")
+    for one in people:
+        one.menu("Run", "Run All Cells")
+    for one in people:
+        done = watch(one.page, home(one.name) / "course" / "notebooks" / "team.ipynb", 300)
+        assert errors(done) == []
+        assert printed(done).count("node1 15") == printed(done).count("node2 15") == 2, printed(done)
+        one.shot(f"09-two-learners-{one.name}")
 
 
 # ---- an exercise, from its release to its feedback --------------------------------------------------------------------------
 
 
-def test_an_exercise_is_released_done_validated_submitted_graded_and_answered(inside):
+def test_an_exercise_is_released_done_validated_submitted_graded_and_answered(inside, hub):
     tea, bob = inside(TEACHER), inside("ddl-bob")
+    tea.page.wait_for_selector(RANKS_PANEL)
     for step in ("assign", "release"):
         tea.grade("ex00_start", step)
     exercise = home("ddl-bob") / "course/exercises/ex00_start/ex00_start.ipynb"
@@ -251,15 +306,20 @@ def test_an_exercise_is_released_done_validated_submitted_graded_and_answered(in
     exercise.write_text((ROOT / "solutions/ex00_start/ex00_start.ipynb").read_text())  # hours later
     bob.page.click("button:text-is('Validate')")
     assert "Success! Your notebook passes all the tests." in bob.answer()
-    bob.shot("7-assignment")
+    bob.shot("10-assignment")
     bob.page.click("button:text-is('Submit')")
     bob.page.wait_for_selector("#submitted_assignments_list button:text-is('Fetch Feedback')")
+    inbound = hub.folder / "exchange" / "ddl" / "inbound"
+    assert run_as(TEACHER, "ls", inbound).stdout.startswith("ddl-bob+ex00_start+")
+    for look in (f"ls {inbound}", f"cat {inbound}/*/*"):
+        refused = run_as("ddl-ada", "sh", "-c", look)
+        assert refused.returncode != 0 and refused.stdout == ""
     assert "collected" in tea.grade("ex00_start", "collect")
     tea.page.click("tr:has-text('ex00_start') .num-submissions a")
     tea.grade("ddl-bob", "autograde", fresh=False)
     tea.page.wait_for_selector("tr:has-text('ddl-bob') .status:has-text('graded')")
     assert "7 / 7" in tea.page.inner_text("tr:has-text('ddl-bob')")
-    tea.shot("8-graded")
+    tea.shot("11-graded")
     for step in ("generate-feedback", "release-feedback"):
         tea.grade("ex00_start", step)
     bob.page.click("#refresh_assignments_list")
@@ -268,7 +328,7 @@ def test_an_exercise_is_released_done_validated_submitted_graded_and_answered(in
     bob.page.wait_for_selector("text=view feedback")
     pages = list((home("ddl-bob") / "course").glob("exercises/ex00_start/feedback/*/*.html"))
     assert len(pages) == 1 and "Score: 7.0 / 7.0" in pages[0].read_text()
-    bob.shot("9-feedback")
+    bob.shot("12-feedback")
 
 
 def test_what_an_update_brings_never_overwrites_a_learners_work(inside, hub):
@@ -299,21 +359,48 @@ def test_one_learner_reaches_nothing_of_another(inside, hub):
     ada = f"{hub.url}/user/ddl-ada"
     for url in (f"{ada}/lab", f"{ada}/api/contents/{LESSON}", f"{ada}/api/kernels", f"{ada}/files/{LESSON}"):
         assert bob.get(url).status == 403, url
+        stranger = requests.get(url, timeout=60)
+        assert "/hub/login" in stranger.url or stranger.status_code == 403, url
     assert bob.get(f"{hub.url}/hub/api/users/ddl-ada").status in (403, 404)
     token = token_of("ddl-bob")
     header = {"Authorization": f"token {token}"}
     assert bob.get(f"{hub.url}/hub/api/users/ddl-bob", headers=header).ok
     assert bob.get(f"{hub.url}/hub/api/users/ddl-ada", headers=header).status in (403, 404)
     assert bob.get(f"{ada}/api/contents", headers=header).status == 403
+    past_the_proxy(bob)
     assert run_as("ddl-bob", "ls", home("ddl-ada")).returncode != 0
     job = hub.queue("ddl-ada")[0].split()[0]
     slurm = {**os.environ, "SLURM_CONF": str(hub.folder / "slurm" / "slurm.conf")}
-    for command in (("scancel", job), ("scontrol", "update", f"jobid={job}", "timelimit=1")):
+    step = ("srun", f"--jobid={job}", "--overlap", "--ntasks=1", "hostname")
+    for command in (("scancel", job), ("scontrol", "update", f"jobid={job}", "timelimit=1"), step):
         done = run_as("ddl-bob", *command, env=slurm)
         assert done.returncode != 0 and re.search("Access/permission denied|Invalid user", done.stderr), (command, done)
     asked = run_as("ddl-bob", "scontrol", "write", "batch_script", job, "-", env=slurm)
     assert "Invalid user id" in asked.stderr and asked.stdout == ""
     assert hub.queue("ddl-ada")[0].split()[0] == job
+
+
+def past_the_proxy(bob: Visitor) -> None:
+    """Who is on the cluster reaches the port of another's server, and the hub's machine that of the proxy's API."""
+    ports = [one.laddr.port for one in server_of("ddl-ada").net_connections("inet") if one.status == "LISTEN"]
+    assert ports
+    for url in [f"http://127.0.0.1:{port}/user/ddl-ada/{path}" for port in ports for path in ("lab", "api/contents")]:
+        for name in ("ddl-ada", "ddl-bob"):
+            header = {"Authorization": f"token {token_of(name)}"}
+            assert requests.get(url, headers=header, timeout=60).ok == (name == "ddl-ada"), (url, name)
+        assert bob.get(url, max_redirects=0).status in (302, 403), url  # a browser's cookies don't know of ports
+    routes = f"http://127.0.0.1:{urlsplit(bob.hub.url).port + 2}/api/routes"
+    header = {"Authorization": f"token {(bob.hub.folder / 'proxy_token').read_text()}"}
+    assert requests.get(routes, timeout=60).status_code == 403
+    assert "/user/ddl-ada" in requests.get(routes, headers=header, timeout=60).text
+
+
+def test_a_learners_job_finds_neither_solutions_nor_hidden_tests(hub):
+    slurm = {**os.environ, "SLURM_CONF": str(hub.folder / "slurm" / "slurm.conf")}
+    look = f"cat {ROOT}/solutions/ex00_start/ex00_start.ipynb; ls {ROOT}/tests; ls {ROOT}"
+    done = run_as("ddl-ada", "srun", "--nodes=2", "--mem=100", "sh", "-c", look, env=slurm)
+    assert sorted(done.stdout.split()) == ["data", "data"], done
+    assert done.stderr.count("No such file or directory") == 4, done
 
 
 def test_a_form_on_another_site_does_nothing(inside, hub):
@@ -325,8 +412,10 @@ def test_a_form_on_another_site_does_nothing(inside, hub):
     page.wait_for_url(f"{hub.url}/**")
     assert "403" in page.inner_text("body")
     page.screenshot(path=ROOT / "runs" / "screenshots" / "other-site.png")
+    page.goto(f"{hub.url}/hub/spawn?profile=ranks&hours=4")  # a link is enough, elsewhere
+    assert "choose here, and press Start" in page.inner_text("body")
     assert ada.stopped()
-    inside("ddl-ada")
+    inside("ddl-ada", lab=False)
     for method, url in (
         ("POST", f"{hub.url}/hub/api/users/ddl-ada/tokens"),
         ("DELETE", f"{hub.url}/hub/api/users/ddl-ada/server"),
@@ -337,10 +426,28 @@ def test_a_form_on_another_site_does_nothing(inside, hub):
         assert answer.status == 403, url
 
 
+def test_a_learner_has_one_server(inside, hub):
+    ada = inside("ddl-ada", lab=False)
+    ada.page.goto(f"{hub.url}/hub/home")
+    xsrf = next(one["value"] for one in ada.context.cookies() if one["name"] == "_xsrf" and one["path"] == "/hub/")
+    for path, told in (
+        ("spawn", "already running"),
+        ("spawn/ddl-ada/second", "Named servers are not enabled"),
+        ("api/users/ddl-ada/server", "already running"),
+        ("api/users/ddl-ada/servers/second", "Named servers are not enabled"),
+    ):
+        body = {"data": {}} if path.startswith("api") else {"form": {"profile": "small", "hours": "1"}}
+        answer = ada.context.request.post(f"{hub.url}/hub/{path}?_xsrf={xsrf}", **body)
+        assert answer.status == 400 and told in answer.text(), path
+    assert len(hub.queue("ddl-ada")) == 1
+
+
 def test_tokens_are_in_no_address_no_log_no_list_of_processes_and_no_file_of_others(inside, hub):
     ada = inside("ddl-ada")
-    assert "token" not in ada.page.url
+    ada.wait_for_notebook()
     token, password = token_of("ddl-ada"), hub.password
+    asked = " ".join(ada.addresses)
+    assert "ws://" in asked and token not in asked  # as for the other secrets, see visitor
     logs = hub.log() + (home("ddl-ada") / ".course-server.log").read_text()
     everything = " ".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
     proxy = (hub.folder / "proxy_token").read_text()
@@ -398,7 +505,7 @@ def lose_the_server(hub, ada: Visitor, how) -> None:
     ada.open("notebooks/kept.ipynb")
     job = hub.queue("ddl-ada")[0].split()[0]
     how(job)
-    ada.restart()
+    ada.restart(how.__name__)
     ada.ask_for_a_server()
     ada.wait_for_lab()
     assert "42" in printed(ada.run_all("notebooks/kept.ipynb"))
@@ -425,11 +532,17 @@ def test_a_server_whose_node_goes_down(inside, hub):
     wait_until(lambda: hub.ask("sinfo", "-h", "-t", "down", "-o", "%N").strip() == "", every=1)  # Slurm takes it back
 
 
-def test_servers_outlive_the_hub_and_the_proxy(inside, hub):
-    ada = inside("ddl-ada")
+def test_servers_outlive_the_hub_and_the_proxy(inside, visitor, hub):
+    """But not one that still waits in the queue: nobody would know it."""
+    ada, bob = inside("ddl-ada"), visitor("ddl-bob")
+    bob.log_in()
+    bob.leave()
     jobs = hub.queue("ddl-ada")
     write_notebook("ddl-ada", "notebooks/kept.ipynb", "import time\nprint(6 * 7, time.time())")
     assert "42 " in printed(ada.run_all("notebooks/kept.ipynb"))
+    fill_the_queue(hub)
+    bob.ask_for_a_server()
+    bob.page.wait_for_selector("text=/the cluster is full/")
     os.kill(hub.pid("hub"), signal.SIGTERM)
     wait_until(lambda: not psutil.pid_exists(hub.pid("hub")) if (hub.folder / "hub.pid").exists() else True, every=0.2)
     ada.menu("Run", "Run All Cells")  # without a hub
@@ -438,7 +551,11 @@ def test_servers_outlive_the_hub_and_the_proxy(inside, hub):
     ada.page.wait_for_timeout(1000)
     assert "42 " in printed(watch(ada.page, file, 60))
     assert file.read_text() != before
+    assert hub.queue("ddl-bob") != []
     hub.script("up.sh")
+    wait_until(lambda: hub.queue("ddl-bob") == [], every=0.5)
+    hub.ask("scancel", "--user=root")
+    assert bob.stopped()
     assert hub.queue("ddl-ada") == jobs
     assert ada.get(f"{ada.server}/api/status").ok
     old = hub.pid("proxy")
@@ -449,11 +566,51 @@ def test_servers_outlive_the_hub_and_the_proxy(inside, hub):
     assert "42 " in printed(ada.run_all("notebooks/kept.ipynb"))
 
 
+def test_a_server_that_nobody_uses_is_stopped_and_one_in_use_stays(inside, hub):
+    """By the hub's own service and with its rights; only the hour is shortened."""
+    inside("ddl-ada", lab=False)
+    bob, jobs, users = inside("ddl-bob", lab=False), hub.queue("ddl-ada"), f"{hub.url}/hub/api/users"
+    token = {"Authorization": f"token {token_of('ddl-ada')}"}
+    children = psutil.Process(hub.pid("hub")).children()
+    culler = next(one for one in children if "jupyterhub_idle_culler" in one.cmdline())
+    *words, hour = culler.cmdline()
+    assert hour == "--timeout=3600"
+
+    def is_stopped() -> bool:
+        """While ada's server tells the hub that it is used, as servers do every five minutes."""
+        used = {"servers": {"": {"last_activity": datetime.now(UTC).isoformat()}}}
+        assert requests.post(f"{users}/ddl-ada/activity", json=used, headers=token, timeout=60).ok
+        return hub.queue("ddl-bob") == []
+
+    assert not is_stopped()
+    with open(hub.folder / "culler.log", "w") as log:
+        hasty = [*words, "--timeout=20", "--cull-every=1"]
+        quick = subprocess.Popen(hasty, env=culler.environ(), stdout=log, stderr=log)
+        try:
+            wait_until(is_stopped, every=0.5)
+        finally:
+            quick.terminate()
+            quick.wait(60)
+    assert hub.queue("ddl-ada") == jobs and "Culling server ddl-bob" in (hub.folder / "culler.log").read_text()
+    assert bob.stopped()
+    its = {"Authorization": f"token {culler.environ()['JUPYTERHUB_API_TOKEN']}"}
+    for ask, url in (
+        (requests.post, f"{users}/ddl-bob/server"),
+        (requests.post, f"{users}/ddl-ada/tokens"),
+        (requests.get, f"{hub.url}/user/ddl-ada/api/contents"),
+    ):
+        assert ask(url, headers=its, timeout=60).status_code == 403, url
+
+
+def fill_the_queue(hub: Hub) -> None:
+    hub.ask("sbatch", "--array=1-40", "--ntasks=1", "--mem=1", "--output=/dev/null", "--wrap=sleep 600")
+
+
 def test_in_a_full_queue_a_learner_is_told_and_waits(visitor, hub):
     bob = visitor("ddl-bob")
     bob.log_in()
     bob.leave()
-    hub.ask("sbatch", "--array=1-40", "--ntasks=1", "--mem=1", "--output=/dev/null", "--wrap=sleep 600")
+    fill_the_queue(hub)
     try:
         bob.ask_for_a_server()
         bob.page.wait_for_selector("text=/the cluster is full/")
@@ -572,14 +729,15 @@ def test_make_lab_and_run_all_of_lesson_01(browser):
         root.menu("Run", "Run All Cells")
         done = watch(root.page, file, 600)
         root.shot("lesson-01")
+        assert errors(done) == []
+        assert figures(done) == drawn >= 5, (figures(done), drawn)
+        root.see_figures(drawn)
     finally:
         root.context.close()
         os.killpg(lab.pid, signal.SIGTERM)
         lab.wait(60)
         log.close()
         claim.close()
-    assert errors(done) == []
-    assert figures(done) >= drawn - 1 and drawn >= 5, (figures(done), drawn)
 
 
 def answers(url: str) -> bool:

@@ -8,26 +8,37 @@ import os
 import re
 import resource
 import shutil
+import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import batchspawner
 import pytest
+
+if os.environ.get("CI") != "true":  # there it must not be missing
+    pytest.importorskip("batchspawner", reason="JupyterHub is not installed: make .venv/bin/configurable-http-proxy")
+import batchspawner
 from batchspawner.batchspawner import JobStatus
 from exercise_cells import code_cells, open_notebook
 from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyterhub.apihandlers import default_handlers
+from jupyterhub.app import JupyterHub
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from tornado import web
+from traitlets.config import Config as Traits
+from traitlets.config.loader import PyFileConfigLoader
 
 from course_lib.config import UserError
-from hub import publish, pull, site, spawner
+from course_lib.scheduler import ACTIVE
+from hub import port, publish, pull, site, spawner
 from lessons.build import exercise_sources
 
 SHIPPED = (ROOT / "hub" / "site.toml").read_text()
@@ -151,6 +162,30 @@ def test_one_password_for_all_stays_on_this_machine(host, tmp_path):
     assert '"demo"' in told and host in told
 
 
+def test_the_hub_itself_has_a_login_page_too_and_the_demo_keeps_it_on_this_machine(tmp_path):
+    told = complaint_about(edited(tmp_path, address='"192.168.1.7"'))
+    assert '"demo"' in told and "192.168.1.7" in told
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "null",
+        "Dummy",
+        "shared-password",
+        "jupyterhub.auth.DummyAuthenticator",
+        "jupyterhub.auth.NullAuthenticator",
+        "jupyterhub.authenticators.shared.SharedPasswordAuthenticator",
+    ],
+)
+def test_nobody_logs_in_with_no_password_or_with_that_of_another(name, tmp_path):
+    (tmp_path / "pem").touch()
+    pem = f'"{tmp_path}/pem"'
+    values = {"url": '"https://hub.centre.org"', "tls_key": pem, "tls_cert": pem, "authenticator": f'"{name}"'}
+    assert f'authenticator = "{name}" asks for no password' in complaint_about(edited(tmp_path, **values))
+
+
 @pytest.mark.parametrize("url", ["http://hub.centre.org", "https://hub.centre.org", "http://0.0.0.0:8000"])
 def test_no_password_crosses_the_network_in_plain_text(url, tmp_path):
     told = complaint_about(edited(tmp_path, url=f'"{url}"', authenticator='"pam"'))
@@ -223,6 +258,79 @@ def test_a_mistake_is_told_before_the_class_finds_it(old, new, tmp_path):
     text = SHIPPED[:last].replace(old, new, 1)
     assert text != SHIPPED[:last]
     complaint_about(written(tmp_path, text))
+
+
+def test_the_command_says_what_is_wrong_in_one_line_and_what_a_shell_asks_for(tmp_path):
+    def ask(path: Path, *words: str) -> subprocess.CompletedProcess:
+        environment, command = os.environ | {"COURSE_HUB_SITE": str(path)}, [sys.executable, "-m", "hub.site", *words]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    wrong = edited(tmp_path, servers="-3")
+    done = ask(wrong)
+    assert (done.returncode, done.stderr) == (2, f"error: {wrong}: servers = -3: 0 means no limit\n")
+    assert ask(ROOT / "hub" / "site.toml", "learners").stdout == "learner1 learner2\n"
+
+
+# ---- the hub's configuration -----------------------------------------------------------------------------------------------
+
+README = (ROOT / "hub" / "README.md").read_text()
+
+
+def load(path: Path, state: Path, settings: Path, monkeypatch) -> Traits:
+    """What JupyterHub reads, with this site.toml and this folder of state."""
+    monkeypatch.setenv("COURSE_HUB_STATE", str(state))
+    monkeypatch.setenv("COURSE_HUB_SITE", str(settings))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (state / "password").write_text("for all\n")
+    return PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
+
+
+def test_a_centres_own_class_for_logins_and_a_service_are_lines_of_the_readme(tmp_path, monkeypatch):
+    """Its config.py, with our file where it says /srv/course, and a class of that name in place of the package's."""
+    snippets = re.findall(r"(?m)^ {7}(?:file = |token = )(?:.*\n {7})*.*$", README)
+    text = re.sub(r"(?m)^ {7}", "", "\n".join(snippets)).replace("/srv/course/", f"{ROOT}/")
+    text = text.replace("/etc/course-hub/", f"{tmp_path}/")
+    (tmp_path / "attendance.token").write_text("a" * 64)
+    own = written(tmp_path, text).rename(tmp_path / "config.py")
+    package = tmp_path / "oauthenticator" / "generic.py"
+    write(
+        package,
+        "from jupyterhub.auth import Authenticator\nfrom traitlets import Unicode\n"
+        "class GenericOAuthenticator(Authenticator):\n    client_id = Unicode(config=True)\n",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = edited(tmp_path, authenticator='"oauthenticator.generic.GenericOAuthenticator"')
+    app = JupyterHub(config=load(own, tmp_path, settings, monkeypatch))
+    assert app.authenticator_class.__module__ == "oauthenticator.generic"
+    authenticator = app.authenticator_class(parent=app)
+    assert authenticator.client_id == "…" and authenticator.allowed_users == {"teacher", "learner1", "learner2"}
+    assert [one["name"] for one in app.services] == ["idle-culler", "attendance"]
+    role = app.load_roles[-1]
+    assert (role["services"], role["scopes"]) == (["attendance"], ["list:users", "read:servers"])
+    assert app.services[-1]["api_token"] == "a" * 64
+
+
+@pytest.fixture
+def authenticator(tmp_path, monkeypatch):
+    """The demo's, on a hub that ada and learner1 have used before."""
+    with sqlite3.connect(tmp_path / "hub.sqlite") as database:
+        database.execute("CREATE TABLE users (name TEXT)")
+        database.executemany("INSERT INTO users VALUES (?)", [("ada",), ("learner1",)])
+    path = ROOT / "hub" / "jupyterhub_config.py"
+    app = JupyterHub(config=load(path, tmp_path, ROOT / "hub" / "site.toml", monkeypatch))
+    return app.authenticator_class(parent=app)
+
+
+def test_who_is_taken_off_the_list_is_out_and_root_never_in(authenticator):
+    assert {"ada", "root"} <= authenticator.blocked_users and "learner1" not in authenticator.blocked_users
+
+
+@pytest.mark.parametrize("name", ["", "-u", "a b", "a;id", "$(id)", "a\nid", "a\n", "ada'", "../ada", "0", "é"])
+def test_a_name_that_a_shell_would_take_apart_is_nobodys(name, authenticator):
+    assert not authenticator.validate_username(name)
+    assert authenticator.validate_username("ada.b-c_2")
 
 
 # ---- a learner's copy of the course ----------------------------------------------------------------------------------------
@@ -633,6 +741,24 @@ def test_a_folder_that_somebody_else_has_linked_is_refused(script, tmp_path):
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
+@pytest.mark.integration
+def test_another_program_at_the_hubs_port_is_told_in_one_line(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("the hub needs root")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def hang_up() -> None:
+            other.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        environment = os.environ | {"COURSE_HUB_SITE": str(edited(tmp_path, url=f'"{url}"'))}
+        command = [ROOT / "hub/up.sh", tmp_path / "state"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and re.fullmatch(f"another program listens at {url}: .*\n", done.stderr)
+    assert list((tmp_path / "state").iterdir()) == []  # and nothing was started
+
+
 @pytest.mark.parametrize("script, name", [("hub/down.sh", "proxy"), ("slurm/local/down.sh", "run/munged")])
 def test_a_number_that_another_process_has_by_now_is_left_alone(script, name, tmp_path):
     """After a restart of the machine the files with numbers are still there."""
@@ -730,6 +856,129 @@ def test_the_job_asks_for_what_the_profile_says(server, monkeypatch):
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """The script of a learner's job, run by bash: the environment of its server. Slurm's squeue prints what is put there."""
+    bin, home = tmp_path / "venv" / "bin", tmp_path / "home"
+    write(bin / "squeue", f'#!/bin/sh\ncat "{tmp_path}/squeue"\n')
+    (bin / "squeue").chmod(0o755)
+    (bin / "python").symlink_to(sys.executable)
+    for path in (home, tmp_path / "data", tmp_path / "tmp"):
+        path.mkdir()
+    release(tmp_path / "published" / "learners", {"hub/pull.py": (ROOT / "hub" / "pull.py").read_text()})
+    words = {"homedir": home, "published": tmp_path / "published", "venv": tmp_path / "venv", "data": tmp_path / "data"}
+    script = batchspawner.format_template(spawner.JOB, cmd="env -0", keepvars="", runtime="", sbatch=[], **words)
+
+    def run(**variables: str) -> dict[str, str]:
+        environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "SLURM_JOB_NAME": "jupyter", "SLURM_JOB_ID": "8"}
+        options = {"env": environment | variables, "capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run(["bash"], input=script, check=True, **options)
+        lines = done.stdout.partition("kept: 0 files\n")[2].split("\0")
+        return dict(line.split("=", 1) for line in lines if line)
+
+    return run
+
+
+def test_lightning_takes_no_learners_kernel_for_a_rank_of_srun(job, tmp_path, monkeypatch):
+    write(tmp_path / "squeue", "")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_JOB_NAME", "jupyter")
+    assert SLURMEnvironment.detect()  # and a Trainer would refuse to start
+    monkeypatch.setenv("SLURM_JOB_NAME", job()["SLURM_JOB_NAME"])
+    assert not SLURMEnvironment.detect()
+
+
+def test_a_server_removes_what_a_killed_one_left_and_nothing_of_one_that_runs(job, tmp_path):
+    def put() -> None:
+        for name in (f"{os.getuid()}-5-aaaaaa", f"{os.getuid()}-7-bbbbbb", f"{os.getuid()}-77-cccccc", "1-5-dddddd"):
+            (tmp_path / "tmp" / f"course-server-{name}").mkdir(exist_ok=True)
+
+    def left() -> list[str]:
+        return sorted(path.name.split("-")[3] for path in (tmp_path / "tmp").iterdir())
+
+    put()
+    write(tmp_path / "squeue", "7\n8\n")
+    own = Path(job()["JUPYTER_RUNTIME_DIR"])
+    assert own.name.startswith(f"course-server-{os.getuid()}-8-") and not own.exists()  # it has ended
+    assert left() == ["5", "7"]  # the other account's, and that of job 7
+    put()
+    (tmp_path / "squeue").unlink()  # Slurm does not answer
+    job()
+    assert left() == ["5", "5", "7", "77"]
+
+
+def test_a_server_that_waited_too_long_says_so_and_why(server, monkeypatch):
+    async def start(self):
+        self.job_id, self.job_status = "7", "PENDING|n/a|Resources"
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.job_status += ", and nobody waits"
+            raise
+
+    monkeypatch.setattr(batchspawner.SlurmSpawner, "start", start)
+    server.site = replace(server.site, slurm=replace(server.site.slurm, start_minutes=0))
+    with pytest.raises(RuntimeError) as raised:
+        asyncio.run(server.start())
+    told = raised.value.jupyterhub_message
+    assert "not there after 0 minutes, so its job was cancelled" in told and "the cluster is full" in told
+    assert server.job_status.endswith("nobody waits") and server.job_id == "7"  # JupyterHub now calls stop()
+
+
+@pytest.mark.parametrize("restarted", ["while it waited", "later"])
+def test_a_restarted_hub_cancels_the_job_of_a_server_that_had_not_started(restarted, server, monkeypatch):
+    commands = []
+
+    async def submit(self):
+        self.job_id = "7"
+        return "7"
+
+    async def run_command(command):
+        commands.append(command.split()[0])
+        return "" if "scancel" in commands else "PENDING|n/a|Priority"
+
+    monkeypatch.setattr(batchspawner.SlurmSpawner, "submit_batch_script", submit)
+    before = server
+    before.orm_spawner, before.db = SimpleNamespace(state=None, server=None), SimpleNamespace(commit=lambda: None)
+    asyncio.run(before.submit_batch_script())
+    if restarted == "later":
+        before.orm_spawner.state = before.get_state()  # as JupyterHub does when start() has returned
+    after = spawner.CourseSpawner(site=server.site, exec_prefix="")
+    after.load_state(before.orm_spawner.state)
+    monkeypatch.setattr(after, "run_command", run_command)
+    monkeypatch.setattr(after, "get_req_subvars", dict)
+    gone = asyncio.run(after.poll())
+    assert (gone, "scancel" in commands) == ((1, True) if restarted == "while it waited" else (None, False))
+
+
+def test_a_full_home_in_which_no_log_fits_is_named(server, monkeypatch):
+    async def run_command(command):
+        return "Avail\n0" if " df " in command else ""
+
+    monkeypatch.setattr(server, "run_command", run_command)
+    monkeypatch.setattr(server, "get_req_subvars", lambda: {"username": "ada", "homedir": "/home/ada"})
+    assert "Your home is full" in asyncio.run(server.last_words())
+
+
+def test_a_link_starts_no_server(server):
+    with pytest.raises(web.HTTPError, match="choose here"):
+        server.options_from_query({"profile": ["ranks"], "hours": ["4"]})
+
+
+@pytest.mark.parametrize(
+    "reason, words",
+    [
+        ("Resources", "the cluster is full"),
+        ("ReqNodeNotAvail, UnavailableNodes:node1", "its nodes are down"),
+        ("QOSMaxJobsPerUserLimit", "a limit of your account is reached (QOSMaxJobsPerUserLimit)"),
+        ("BeginTime", "BeginTime"),
+    ],
+)
+def test_why_a_job_waits_is_told_in_a_learners_words(reason, words, server):
+    server.job_id, server.job_status = "7", f"PENDING|n/a|{reason}"
+    assert f"Job 7 waits in the queue: {words}" in server.state_in_words()
+
+
 def test_a_job_that_slurm_refuses_is_told_to_the_learner(server, monkeypatch):
     async def start(self):
         raise RuntimeError("sbatch: error: invalid partition")
@@ -767,6 +1016,29 @@ def test_a_server_is_lost_only_if_slurm_says_so(squeue, status, server, monkeypa
     assert asyncio.run(server.query_job_status()) is status
 
 
+@pytest.mark.parametrize("state", [one for one in ACTIVE if one not in ("UNKNOWN", "COMPLETING", "STAGE_OUT")])
+def test_a_job_that_slurm_has_not_ended_is_a_server_that_is_there(state, server, monkeypatch):
+    monkeypatch.setattr(server, "get_req_subvars", dict)
+    server.job_id, server.exec_prefix, server.batch_query_cmd = "7", "", f"echo '{state}|node1|None'"
+    assert asyncio.run(server.query_job_status()) in (JobStatus.PENDING, JobStatus.RUNNING)
+
+
+@pytest.mark.parametrize(
+    "command, status",
+    [
+        ("kill -9 $$", JobStatus.UNKNOWN),  # no memory on the hub's machine, say
+        ("exit 1", JobStatus.UNKNOWN),
+        ("printf '\\377'", JobStatus.UNKNOWN),
+        ("echo timeout >&2; exit 1", JobStatus.UNKNOWN),
+        ("true", JobStatus.NOTFOUND),  # what squeue prints of a job that has ended
+    ],
+)
+def test_a_question_that_dies_in_silence_is_no_answer(command, status, server, monkeypatch):
+    monkeypatch.setattr(server, "get_req_subvars", dict)
+    server.job_id, server.exec_prefix, server.batch_query_cmd = "7", "", command
+    assert asyncio.run(server.query_job_status()) is status
+
+
 # ---- the one word that a server may tell the hub ---------------------------------------------------------------------------
 
 
@@ -779,12 +1051,12 @@ def tell(body: bytes, token: str = "right", user: object = None) -> SimpleNamesp
         request=SimpleNamespace(body=body),
         set_status=lambda code: None,
     )
-    spawner.PortHandler.post(request)
+    port.PortHandler.post(request)
     return server
 
 
 def test_only_our_handler_listens():
-    assert [one[1] for one in default_handlers if "batchspawner" in one[0]] == [spawner.PortHandler]
+    assert [one[1] for one in default_handlers if "batchspawner" in one[0]] == [port.PortHandler]
 
 
 def test_a_server_tells_its_port_and_nothing_else():

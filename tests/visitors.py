@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
@@ -24,6 +24,14 @@ HUB = ROOT / "hub"
 SHOTS = ROOT / "runs" / "screenshots"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 MORE_FLAGS = ("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
+# The pictures in front that are drawn, and on to the next ones; after the last from the top again.
+LOOK = """() => {
+    const pane = document.querySelector('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer')
+    const images = [...pane.querySelectorAll('.jp-RenderedImage img')].filter(one => one.naturalWidth > 100)
+    const end = pane.scrollTop + pane.clientHeight >= pane.scrollHeight - 1
+    pane.scrollTop = end ? 0 : pane.scrollTop + pane.clientHeight / 2
+    return images.map(one => one.src)
+}"""
 
 
 @contextmanager
@@ -45,6 +53,7 @@ class Hub:
     folder: Path
     url: str
     env: dict
+    shots: set = field(default_factory=set)
 
     @property
     def password(self) -> str:
@@ -128,11 +137,17 @@ class Visitor:
         self.hub, self.name = hub, name
         self.context = browser.new_context(viewport={"width": 1400, "height": 900}, ignore_https_errors=True)
         self.context.set_default_timeout(120_000)
+        self.addresses: list[str] = []  # of all that the browser asks for
+        self.context.on("request", lambda request: self.addresses.append(request.url))
+        self.context.on("page", lambda page: page.on("websocket", lambda socket: self.addresses.append(socket.url)))
         self.page = self.context.new_page()
         self.server = f"{hub.url}/user/{name}"
 
     def shot(self, title: str) -> None:
-        """An artefact of the tests, for eyes."""
+        """An artefact of the tests, for eyes. No two have the same name."""
+        title = re.sub(r"[^\w-]+", "-", title)
+        assert title not in self.hub.shots, title
+        self.hub.shots.add(title)
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SHOTS / f"{title}.png")
 
@@ -143,9 +158,13 @@ class Visitor:
         with self.page.expect_navigation():
             self.page.click("#login_submit")
 
-    def ask_for_a_server(self, profile: str = "small") -> None:
+    def choose(self, profile: str = "small", hours: int = 1) -> None:
         self.page.goto(f"{self.hub.url}/hub/spawn")
         self.page.check(f"[name=profile][value={profile}]")
+        self.page.check(f"[name=hours][value='{hours}']")
+
+    def ask_for_a_server(self, profile: str = "small", hours: int = 1) -> None:
+        self.choose(profile, hours)
         self.page.click("#spawn_form [type=submit]")
 
     def wait_for_lab(self) -> list[str]:
@@ -208,6 +227,14 @@ class Visitor:
             self.page.wait_for_timeout(50)
         raise AssertionError(f"no cell has {text}")
 
+    def see_figures(self, count: int) -> None:
+        """Scroll through the notebook until so many pictures were drawn."""
+        seen, deadline = set(), time.monotonic() + 120
+        while len(seen) < count:
+            assert time.monotonic() < deadline, f"{len(seen)} of {count} figures are drawn"
+            seen |= set(self.page.evaluate(LOOK))
+            self.page.wait_for_timeout(200)
+
     def open_assignments(self, name: str) -> None:
         """nbgrader's list, and one of it in detail."""
         self.menu("Nbgrader", "Assignment List")
@@ -234,7 +261,7 @@ class Visitor:
         self.page.wait_for_selector(".modal-backdrop", state="detached")
         return text
 
-    def restart(self) -> None:
+    def restart(self, why: str) -> None:
         """What Lab offers when the server is gone: the hub's page in another tab. What it says before that is clicked away."""
         deadline = time.monotonic() + 120
         while not self.page.locator(".jp-Dialog button:has-text('Restart')").count():
@@ -242,12 +269,12 @@ class Visitor:
             if self.page.locator(".jp-Dialog").count():
                 self.answer()
             self.page.wait_for_timeout(200)
-        self.shot("lost-server")
+        self.shot(f"{why}-1-lost")
         with self.context.expect_page() as tab:
             self.page.click(".jp-Dialog button:has-text('Restart')")
         self.page = tab.value
         self.page.wait_for_load_state()
-        self.shot("lost-server-2")
+        self.shot(f"{why}-2-hub")
         while not self.stopped():  # the hub looks every 15 seconds
             self.page.wait_for_timeout(1000)
 
