@@ -4,11 +4,14 @@ solutions/ is its source. All else, the gradebook too, is under runs/grading/, o
 """
 
 import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.resolve()
 GRADING = Path(os.environ.get("COURSE_GRADING", ROOT / "runs" / "grading")).resolve()
 GRADING.mkdir(parents=True, exist_ok=True)
+# nbgrader starts alembic by its name, and without it leaves half a gradebook.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 c = get_config()  # noqa: F821
 c.NotebookClient.kernel_manager_class = "course_lib.kernel.FileKernel"

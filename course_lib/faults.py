@@ -25,6 +25,7 @@ class Fault(NamedTuple):
     rank: str | tuple = ALL  # where: ALL, "one" (another in every case), or any of these
     lines: tuple[str, ...] = ()  # pieces of the lines of the bad program that are a right answer
     remedy: str = ""  # a key of REMEDIES, where no line of the program can be mended
+    no_cure: str = ""  # a pattern of fixes that last only until the next time
     exact: bool = True  # mended, it gives the good program's numbers; else ranks finish alike and have shared the work
 
 
@@ -36,6 +37,15 @@ REMEDIES = {
     "rate": "a smaller learning rate, or a longer warm-up",
     "ranks": "fewer ranks",
 }
+
+BY_HAND = """def average_gradients() -> None:
+    for parameter in model.parameters():
+        with timeline.span("communicate"):
+            dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+
+
+"""
 
 FAULTS = {
     "rank-dependent seed": Fault(
@@ -67,6 +77,7 @@ FAULTS = {
         ),
         rank=(0,),
         lines=("tcp://127.0.0.1",),
+        no_cure=r"tcp://\S*:\d*[1-9]",
     ),
     "killed rank": Fault(
         "a rank is killed from outside",
@@ -104,7 +115,7 @@ FAULTS = {
         "all ranks but the one that writes can't find the file",
         edits=(("    dist.barrier()\n", ""),),
         around="slow save",
-        rank=(1, 2),
+        rank=(0, 1, 2),
         lines=("torch.load(", "torch.save("),
     ),
     "straggler": Fault(
@@ -123,9 +134,15 @@ FAULTS = {
         remedy="closer",
     ),
     "BatchNorm": Fault(
-        "every rank normalises by its own share of the batch, and keeps averages of its own",
+        "every rank normalises by its own share of the batch, and its averages are of these",
         "the weights agree, but the buffers do not",
-        edits=(("nn.GroupNorm(2, 8)", "nn.BatchNorm2d(8)"),),
+        edits=(
+            ("nn.GroupNorm(2, 8)", "nn.BatchNorm2d(8)"),
+            ("optimizer = torch", "model = nn.parallel.DistributedDataParallel(model)\noptimizer = torch"),
+            (BY_HAND, ""),  # DDP averages gradients
+            ("        average_gradients()\n", ""),
+            ("F.mse_loss(model(x[None])", "F.mse_loss(model.module(x[None])"),
+        ),
         lines=("nn.BatchNorm2d(8)",),
         exact=False,
     ),

@@ -43,7 +43,7 @@ def good_notes() -> list[dict]:
     with tempfile.TemporaryDirectory(prefix="lab-good-") as name:
         codes = run(GOOD.read_text(), Path(name))
         assert finished(Path(name)), how_it_ended(Path(name), codes)
-        return [note for note in notes(Path(name)) if note["event"] in ("step", "valid", "end")]
+        return notes(Path(name))
 
 
 def make_images(folder: Path) -> None:
@@ -94,6 +94,15 @@ def how_it_ended(folder: Path, codes: list) -> str:
         else:
             words.append(f"rank {rank} did not come back")
     return ", ".join(words)
+
+
+def first_failure(folder: Path) -> str:
+    """What a rank raised, and in which line of the program; "" if none did."""
+    failures = [one for one in read_outcomes(folder, RANKS).values() if isinstance(one, Failure)]
+    if not failures:
+        return ""
+    lines = [number for file, number, _ in failures[0].calls if file == "program.py"]
+    return f"{f'line {lines[-1]}: ' if lines else ''}{failures[0].kind}: {failures[0].message[:300]}"
 
 
 def finished(folder: Path) -> bool:

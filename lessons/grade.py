@@ -25,7 +25,7 @@ from pathlib import Path
 
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
-from sqlalchemy.exc import SAWarning
+from sqlalchemy.exc import SAWarning, SQLAlchemyError
 from tqdm import tqdm
 from traitlets.config.loader import PyFileConfigLoader
 
@@ -54,7 +54,8 @@ def release(assignments: Sequence[str]) -> None:
             raise UserError(f"solutions/{assignment} is not there; see solutions/ for the names, or run make notebooks")
         done = nbgrader().generate_assignment(assignment, force=True)
         if not done["success"]:
-            raise UserError(f"nbgrader can't release {assignment}:\n{done.get('error') or done['log']}")
+            sys.stderr.write(f"{done['log'] or ''}{done.get('error') or ''}\n")
+            raise UserError(f"nbgrader can't release {assignment}; what it said is above")
 
 
 def snapshot(target: Path) -> Path:
@@ -116,7 +117,7 @@ def grade_all(assignments: Sequence[str], *, jobs: int, launch: Sequence[str] = 
         for (student, assignment), part in tqdm(list(zip(todo, graded)), unit="submission"):
             try:
                 marks[student, assignment] = take_over(part.result(), assignment, student)
-            except UserError as error:
+            except (UserError, OSError, SQLAlchemyError) as error:  # of one submission; the others have their marks
                 tqdm.write(f"{student}, {assignment}: {error}", file=sys.stderr)
     return marks
 

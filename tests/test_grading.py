@@ -26,7 +26,7 @@ def grading(tmp_path, monkeypatch) -> Path:
     """A class of its own."""
     monkeypatch.setenv("COURSE_GRADING", str(tmp_path))
     monkeypatch.setenv("COURSE_PLAIN", "1")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", os.defpath)  # as in a shell that knows nothing of the venv
     return tmp_path
 
 

@@ -1,6 +1,7 @@
 """Every lesson runs from top to bottom at smoke size, and its numbers stay where they were."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def test_lesson_runs_and_keeps_its_numbers(source, run_and_compare):
 def test_notebooks_are_built_from_their_sources(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["build", "--check"])
     assert build.main() == 0, capsys.readouterr().err
+
+
+def test_every_link_of_a_notebook_leads_somewhere():
+    found = [
+        (path, link)
+        for path, text in build.wanted_files().items()
+        for cell in nbformat.reads(text, as_version=4).cells
+        if cell.cell_type == "markdown"
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", cell.source)
+    ]
+    assert len(found) > 40
+    assert [(path.name, link) for path, link in found if not (path.parent / link).exists()] == []
 
 
 def test_the_check_notices_an_edited_a_missing_and_an_orphaned_notebook(tmp_path, capsys, monkeypatch):

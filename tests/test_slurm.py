@@ -258,6 +258,21 @@ def test_the_preflight_asks_the_doctor_on_every_node(cluster, tmp_path):
 
 
 @pytest.mark.integration
+def test_the_preflight_names_a_node_that_never_answers(cluster, tmp_path):
+    """The doctor of node1 is in a hurry here, and that of node2 finds no end."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" = node1 ] && echo "The course can run here" || exec sleep 300\n')
+    python.chmod(0o755)
+    variables = {"VENV": str(tmp_path / "venv"), "PATIENCE": "5"}
+    said = submit_and_wait(cluster, tmp_path / "log", "slurm/preflight.sbatch", **variables)
+    assert "0: The course can run here" in said and "node2: no answer\n" in said and "node1: no answer" not in said, (
+        said
+    )
+    assert said.rstrip().endswith("1 of 2 nodes can run the course"), said
+
+
+@pytest.mark.integration
 def test_a_class_is_graded_on_two_nodes_at_once(cluster, tmp_path):
     """As one by one (test_grading.py): full marks for the solution, none for the stub."""
     name = "ex00_start"

@@ -105,7 +105,7 @@ def make(log: list):
 
 
 def by_hand(batches, weights):
-    """The parameters after two steps with the whole batch, in which each micro-batch's mean loss has a weight."""
+    """The parameters after two steps, in which each batch's mean loss has a weight."""
     model, optimizer = make([])
     for _ in range(2):
         optimizer.zero_grad()
@@ -153,7 +153,7 @@ def check_accumulate(*sizes: int) -> None:
             batches, [1 / size for size in sizes]
         ),
     }
-    wanted = by_hand(batches, [size / sum(sizes) for size in sizes])
+    wanted = by_hand([tuple(map(torch.cat, zip(*batches)))], [1])  # the whole batch at once
     same(got, wanted, f"the weights after two steps, {what}", mistakes=mistakes)
 
 

@@ -3,7 +3,8 @@
 #
 # In lesson 04 four strategies kept the models of all ranks equal. Here you write the pieces yourself: the average of the
 # gradients, the same in buckets, the sampler that deals out the data, and the learning rate's warm-up. Each is a function of a
-# few lines. Each check runs yours on real processes and compares what comes out with one process that has the whole batch.
+# few lines. Each check runs yours in processes of their own; what becomes of gradients is compared with one process that has
+# the whole batch.
 #
 # Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens it.
 # A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes back is

@@ -3,7 +3,8 @@
 #
 # In lesson 07 one model was shared by several ranks: across, in stages, and along the image, in strips. Here you write the
 # order in which a stage works under 1F1B, a whole step of a pipeline with its messages, and the exchange of rows between
-# strips. Each check compares with one process that has the whole model and the whole image.
+# strips. The first check carries your orders out on paper; the others compare with one process that has the whole model and the
+# whole image.
 #
 # Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
 # it. A check that fails says on which rank and in which element; `print` works on the ranks, too. Ranks that wait for each

@@ -3,7 +3,7 @@
 #
 # In lesson 08 each rank kept 1/n of what training needs. Here you cut a row of numbers into equal slices, write an Adam whose
 # averages are shared out over the ranks (ZeRO, stage 1), and lend weights that lie in slices to a computation, with gradients
-# that find their way back (the heart of FSDP). Each check compares with one process that has everything.
+# that find their way back (the heart of FSDP). The checks of these two compare with one process that has everything.
 #
 # Write in the cells that say `YOUR CODE HERE`, then run the check below. It is folded: it runs as it is, and a click opens
 # it. A check that fails says on which rank and in which element; `print` works on the ranks, too. A rank that never comes

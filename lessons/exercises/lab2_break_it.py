@@ -261,3 +261,5 @@ case_d.check_fix(answer_d)
 #
 # Which evidence told you most, and which led you astray? In a real job you would have had to decide beforehand what to record:
 # the notes cost nothing, the Flight Recorder and the timeline a little. What of it is worth having in every run of yours?
+#
+# **Next:** [06 · Scaling](../../notebooks/06_scaling.ipynb).

@@ -143,7 +143,8 @@ case_b.check_fix(answer_b)
 # %% [markdown]
 # ## Case c · It depends on whom you ask
 #
-# All weights agree, and yet the ranks do not make the same forecast for the same image.
+# Gradients are no longer averaged by hand: this program uses DDP, and a norm that many nets have. All weights agree, and yet
+# the ranks do not make the same forecast for the same image.
 
 # %%
 case_c = Case("3c")
@@ -163,7 +164,7 @@ case_c.events("end")
 def answer_c() -> dict:
     """What is wrong, on which rank, in which line, and what to write there instead."""
     ### BEGIN SOLUTION
-    return {"what": "BatchNorm", "rank": "all", "line": 50, "fix": "nn.GroupNorm(2, 8),"}
+    return {"what": "BatchNorm", "rank": "all", "line": 43, "fix": "nn.GroupNorm(2, 8),"}
     ### END SOLUTION
 
 
@@ -175,7 +176,7 @@ def answer_c() -> dict:
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Buffers are not weights: nobody averages them. Which layer keeps buffers?
+# Buffers are not weights: DDP averages gradients, and nobody averages buffers. Which layer keeps some?
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -191,10 +192,11 @@ case_c.check(answer_c)
 case_c.check_fix(answer_c)
 
 # %% [markdown]
-# And with DDP? This program averages gradients by hand, and nobody touches the buffers. DDP sends rank 0's buffers to all ranks
-# before each forward pass. Then ranks differ only by what their last batch has added, but the averages are those of rank 0's
-# images alone, and in training every rank still normalises by its own share of the batch. A norm that looks at one image at a
-# time mends both. (`nn.SyncBatchNorm` normalises by the batch of all ranks together; it needs GPUs.)
+# What does DDP do about buffers? It sends rank 0's to all ranks before each forward pass: the broadcasts in
+# `case_c.flight_recorder()`. So ranks differ only by what their last batch has added, but the averages are those of rank 0's
+# images alone, and in training every rank normalises by its own share of the batch. A norm that looks at one image at a time
+# mends both. (`nn.SyncBatchNorm` normalises by the batch of all ranks together; it needs GPUs.) And `model.module` in the
+# evaluation? There the ranks have unequal numbers of images, and a forward pass of DDP's would have sent buffers each time.
 
 # %% [markdown]
 # ## Case d · A bolder batch
@@ -251,3 +253,5 @@ case_d.check_fix(answer_d)
 #
 # Which evidence told you most, and which led you astray? In a real job you would have had to decide beforehand what to record:
 # the notes cost nothing, the Flight Recorder and the timeline a little. What of it is worth having in every run of yours?
+#
+# **Next:** [09 · MPI](../../notebooks/09_mpi.ipynb).
