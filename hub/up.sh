@@ -12,6 +12,7 @@ export COURSE_HUB_STATE=$DIR COURSE_NODE_SETUP=$ROOT/hub/node.sh COURSE_ROOT=$RO
 cd "$ROOT"
 [[ $(id -u) == 0 ]] || { echo "the hub starts jobs in the names of others, so it needs root: sudo make hub" >&2 && exit 2; }
 [[ -x $VENV/bin/jupyterhub ]] || { echo "JupyterHub is missing; make hub brings it" >&2 && exit 2; }
+command -v curl >/dev/null || { echo "curl is missing; on Debian or Ubuntu: apt-get install curl" >&2 && exit 2; }
 URL=$("$VENV/bin/python" -m hub.site url)
 TEACHERS=$("$VENV/bin/python" -m hub.site teachers)
 LEARNERS=$("$VENV/bin/python" -m hub.site learners)
@@ -58,7 +59,7 @@ umask 077
 setsid env --default-signal=INT unshare -m --propagation slave sh -c 'mount --bind "$1" /etc/hosts; shift; exec "$@"' - "$DIR/slurm/hosts" \
     "$VENV/bin/jupyterhub" -f hub/jupyterhub_config.py >>"$DIR/hub.log" 2>&1 </dev/null &
 for _ in {1..300}; do
-    if curl -fsS -o /dev/null "$URL/hub/login" 2>/dev/null; then
+    if curl -fsS -o /dev/null --noproxy '*' "$URL/hub/login" 2>/dev/null; then
         echo "the hub is at $URL; the password of the demo is in $DIR/password; make hub-down stops it"
         exit 0
     fi

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 if os.environ.get("CI") != "true":  # there it must not be missing
@@ -26,7 +27,7 @@ if os.environ.get("CI") != "true":  # there it must not be missing
 import batchspawner
 from batchspawner.batchspawner import JobStatus
 from exercise_cells import code_cells, open_notebook
-from helpers import ROOT
+from helpers import ROOT, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyterhub.apihandlers import default_handlers
@@ -949,6 +950,105 @@ def test_a_restarted_hub_cancels_the_job_of_a_server_that_had_not_started(restar
     monkeypatch.setattr(after, "get_req_subvars", dict)
     gone = asyncio.run(after.poll())
     assert (gone, "scancel" in commands) == ((1, True) if restarted == "while it waited" else (None, False))
+
+
+def test_a_job_that_is_submitted_when_nobody_waits_any_more_is_cancelled(server, monkeypatch):
+    """Stop Server is pressed while sbatch still asks Slurm."""
+    commands = []
+
+    async def submit(self):
+        await asyncio.sleep(0.2)
+        return "7"
+
+    async def run_command(command):
+        commands.append(command)
+
+    async def start_and_stop():
+        starting = asyncio.ensure_future(server.submit_batch_script())
+        await asyncio.sleep(0.05)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await server.withdrawal
+
+    monkeypatch.setattr(batchspawner.SlurmSpawner, "submit_batch_script", submit)
+    monkeypatch.setattr(server, "run_command", run_command)
+    monkeypatch.setattr(server, "get_req_subvars", dict)
+    server.exec_prefix, server.db = "", SimpleNamespace(commit=lambda: None)
+    asyncio.run(start_and_stop())
+    assert [command.split() for command in commands] == [["scancel", "7"]]
+
+
+@pytest.mark.parametrize(
+    "answers, asked",
+    [
+        (["timed out", "timed out", ""], 3),
+        (["timed out", "scancel: error: Invalid job id 7"], 2),  # it has ended
+        (["timed out"] * 4, 4),
+    ],
+)
+def test_slurm_is_asked_again_to_cancel_a_job(answers, asked, server, monkeypatch):
+    left = iter(answers)
+
+    async def stop(self, now=False):
+        if error := next(left):
+            raise RuntimeError(error)
+
+    monkeypatch.setattr(batchspawner.SlurmSpawner, "stop", stop)
+    monkeypatch.setattr(spawner, "AGAIN", (0, 0, 0))
+    if asked == 4:
+        with pytest.raises(RuntimeError, match="timed out"):
+            asyncio.run(server.stop())
+    else:
+        asyncio.run(server.stop())
+    assert len([*left]) == len(answers) - asked
+
+
+@pytest.mark.parametrize(
+    "squeue, told",
+    [
+        ("CANCELLED|", "its job was ended before it had a node (CANCELLED)."),
+        ("FAILED|node1", "its job ended at once. It said: “of this server”."),
+        ("", "its job ended at once. It said: “of this server”."),  # Slurm has forgotten it
+    ],
+)
+def test_the_log_of_an_earlier_server_is_not_taken_for_that_of_a_job_that_never_ran(squeue, told, server, monkeypatch):
+    async def run_command(command):
+        return squeue if "squeue" in command else "a line\nof this server"
+
+    monkeypatch.setattr(server, "run_command", run_command)
+    monkeypatch.setattr(server, "get_req_subvars", lambda: {"username": "ada", "homedir": "/home/ada"})
+    server.submitted = "7"
+    assert asyncio.run(server.why_it_ended()) == told
+
+
+def test_a_job_that_ends_is_noticed_even_if_slurm_once_gave_no_answer(server, monkeypatch):
+    states = iter(["RUNNING|node1|None", "slurm_load_jobs error: timed out", ""])
+
+    async def start(self):
+        self.job_id, self.submitted = "7", "7"
+        await self.query_job_status()
+        await asyncio.sleep(60)
+
+    async def run_command(command):
+        if "-t all" in command:
+            return "FAILED|node1"
+        return "no Lab here" if "tail" in command else next(states)
+
+    monkeypatch.setattr(batchspawner.SlurmSpawner, "start", start)
+    monkeypatch.setattr(server, "run_command", run_command)
+    monkeypatch.setattr(server, "get_req_subvars", lambda: {"homedir": "/home/ada"})
+    server.exec_prefix = ""
+    with pytest.raises(RuntimeError, match="ended at once"):
+        asyncio.run(asyncio.wait_for(server.start(), 30))
+
+
+def test_a_question_that_hangs_is_given_up_with_all_its_processes(server, monkeypatch, tmp_path):
+    monkeypatch.setattr(spawner, "PATIENCE", 0.5)
+    with pytest.raises(RuntimeError, match="no answer"):
+        asyncio.run(server.run_command(f"sh -c 'echo $$ >{tmp_path}/pid; sleep 300; true'"))
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_full_home_in_which_no_log_fits_is_named(server, monkeypatch):

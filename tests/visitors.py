@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
-from helpers import ROOT, ask
+from helpers import ROOT, ask, wait_until
 from playwright.sync_api import Error, sync_playwright
 
 from course_lib.ports import claim_ports, next_port
@@ -67,7 +69,10 @@ class Hub:
         return done.stdout
 
     def pid(self, name: str) -> int:
-        return int((self.folder / f"{name}.pid").read_text())
+        """0 while there is none: a program that starts again writes its number anew."""
+        with suppress(FileNotFoundError, ValueError):
+            return int((self.folder / f"{name}.pid").read_text())
+        return 0
 
     def ask(self, *command: object) -> str:
         return ask(self.folder / "slurm", *command)
@@ -76,8 +81,41 @@ class Hub:
         """The jobs of a learner, as "number name node"."""
         return self.ask("squeue", "-h", f"--user={name}", "-o", "%i %j %N").splitlines()
 
+    def power_off(self, node: str) -> subprocess.Popen:
+        """Kill all that runs on a node; what is returned keeps the place: its host name and its view of the files."""
+        slurmd = int((self.folder / "slurm" / "run" / f"slurmd.{node}.pid").read_text())
+        there = machine_of(slurmd)
+        place = subprocess.Popen(["nsenter", f"--target={slurmd}", "--uts", "--mount", "sleep", "900"])
+        wait_until(lambda: machine_of(place.pid) == there, every=0.1)
+        for pid in psutil.pids():
+            if pid != place.pid and machine_of(pid) == there:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return place
+
+    def power_on(self, node: str, place: subprocess.Popen) -> None:
+        command = ["nsenter", f"--target={place.pid}", "--uts", "--mount", "slurmd", "-N", node]
+        settings = {"SLURM_CONF": f"{self.folder}/slurm/slurm.conf", "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+        subprocess.run(command, env=os.environ | settings, check=True, timeout=60)
+        place.kill()
+        place.wait()
+
     def log(self) -> str:
         return (self.folder / "hub.log").read_text()
+
+
+def machine_of(pid: int) -> str:
+    """Which host name a process has, its own or that of others; "" if it has ended."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    return ""
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Nothing, if it has ended by now."""
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def home(name: str) -> Path:
@@ -111,6 +149,9 @@ def start_hub(
     (folder / "site.toml").write_text(text)
     try:
         for name, size in small.items():
+            subprocess.run(
+                ["userdel", "--force", "--remove", name], capture_output=True, check=False
+            )  # of a run cut short
             subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", name], check=True)
             owner = f"size={size}m,mode=700,uid={pwd.getpwnam(name).pw_uid},gid={pwd.getpwnam(name).pw_gid}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", owner, "tmpfs", home(name)], check=True)
@@ -120,14 +161,16 @@ def start_hub(
         SHOTS.mkdir(parents=True, exist_ok=True)
         if (folder / "hub.log").exists():
             shutil.copy(folder / "hub.log", SHOTS)
-        hub.script("down.sh")
-        claim.close()
-        for name in small:
-            subprocess.run(["umount", "--lazy", home(name)], check=False)
-        for name in [*learners, *teachers]:
-            subprocess.run(["pkill", "-KILL", "-u", name], check=False)
-            subprocess.run(["userdel", "--force", "--remove", name], capture_output=True, check=False)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            hub.script("down.sh")
+        finally:
+            claim.close()
+            for name in small:
+                subprocess.run(["umount", "--lazy", home(name)], check=False)
+            for name in [*learners, *teachers]:
+                subprocess.run(["pkill", "-KILL", "-u", name], check=False)
+                subprocess.run(["userdel", "--force", "--remove", name], capture_output=True, check=False)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Visitor:
