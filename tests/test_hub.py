@@ -564,8 +564,7 @@ def test_servers_outlive_the_hub_and_the_proxy(inside, visitor, hub):
     try:
         bob.ask_for_a_server()
         bob.page.wait_for_selector("text=/the cluster is full/")
-        os.kill(hub.pid("hub"), signal.SIGTERM)
-        wait_until(lambda: not psutil.pid_exists(hub.pid("hub")), every=0.2)  # 0, without its file, is nobody's
+        hub.end()
         assert run_again()  # without a hub
         assert hub.queue("ddl-bob") != []
         hub.script("up.sh")
@@ -725,7 +724,20 @@ def test_with_tls_and_the_machines_own_passwords(browser, tmp_path):
         assert eve.page.url.startswith("https:")
         assert {one["name"] for one in eve.context.cookies() if not one["secure"]} <= {"_xsrf"}  # it lets nobody in
         eve.shot("tls")
+        assert_taken_off(eve)
         eve.context.close()
+
+
+def assert_taken_off(eve: Visitor) -> None:
+    """Who is on the list no more when the hub starts again, with a browser that is still logged in and a server that runs."""
+    hub, settings = eve.hub, Path(eve.hub.env["COURSE_HUB_SITE"])
+    settings.write_text(settings.read_text().replace('"ddl-eve", ', ""))
+    assert hub.queue("ddl-eve") != []
+    hub.end()
+    hub.script("up.sh")
+    wait_until(lambda: hub.queue("ddl-eve") == [], every=0.5)
+    for page in ("spawn", "api/users/ddl-eve"):
+        assert eve.get(f"{hub.url}/hub/{page}").status in (403, 404), page
 
 
 @pytest.mark.timeout(900)

@@ -74,6 +74,11 @@ class Hub:
             return int((self.folder / f"{name}.pid").read_text())
         return 0
 
+    def end(self) -> None:
+        """Of the hub's own process; proxy, servers and Slurm go on."""
+        os.kill(self.pid("hub"), signal.SIGTERM)
+        wait_until(lambda: not psutil.pid_exists(self.pid("hub")), every=0.2)  # 0, without its file, is nobody's
+
     def ask(self, *command: object) -> str:
         return ask(self.folder / "slurm", *command)
 
