@@ -161,7 +161,7 @@ class Ranks:
     def _cause_of_death(self) -> str:
         """Which rank died first, and how: what its shell has said; nothing if it froze."""
         missing = min(set(range(self.n)) - set(self.client.ids))
-        until, told = time.monotonic() + 2, None
+        until, told = time.monotonic() + 5, None
         while not told and time.monotonic() < until:
             time.sleep(0.1)
             told = re.search(r"rank (\d+) ended: (\d+)", self._said())
