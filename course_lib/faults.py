@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     rank: str | tuple = ALL  # where: ALL, "one" (another in every case), or any of these
     lines: tuple[str, ...] = ()  # pieces of the lines of the bad program that are a right answer
     remedy: str = ""  # a key of REMEDIES, where no line of the program can be mended
-    no_cure: str = ""  # a pattern of fixes that last only until the next time
+    no_cure: tuple[str, str] = ()  # a pattern of fixes with which it runs, and what is wrong with them all the same
     exact: bool = True  # mended, it gives the good program's numbers; else ranks finish alike and have shared the work
 
 
@@ -77,7 +77,7 @@ FAULTS = {
         ),
         rank=(0,),
         lines=("tcp://127.0.0.1",),
-        no_cure=r"tcp://\S*:\d*[1-9]",
+        no_cure=(r"tcp://\S*:\d*[1-9]", "it works today, and will break again in the same way"),
     ),
     "killed rank": Fault(
         "a rank is killed from outside",
@@ -144,6 +144,10 @@ FAULTS = {
             ("F.mse_loss(model(x[None])", "F.mse_loss(model.module(x[None])"),
         ),
         lines=("nn.BatchNorm2d(8)",),
+        no_cure=(
+            r"BatchNorm|broadcast|all_reduce|model\(x\[None",
+            "the ranks agree then, but each still normalises by its own share of the batch while it learns",
+        ),
         exact=False,
     ),
     "out of memory": Fault(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from course_lib.failures import LOST
 from course_lib.faults import ALL
 from course_lib.lab_rank import run_program
 from course_lib.lesson import ROOT
@@ -101,8 +102,9 @@ def first_failure(folder: Path) -> str:
     failures = [one for one in read_outcomes(folder, RANKS).values() if isinstance(one, Failure)]
     if not failures:
         return ""
-    lines = [number for file, number, _ in failures[0].calls if file == "program.py"]
-    return f"{f'line {lines[-1]}: ' if lines else ''}{failures[0].kind}: {failures[0].message[:300]}"
+    first = min(failures, key=lambda one: bool(LOST.search(one.message)))  # not those whom it has left
+    lines = [number for file, number, _ in first.calls if file == "program.py"]
+    return f"{f'line {lines[-1]}: ' if lines else ''}{first.kind}: {first.message[:300]}"
 
 
 def finished(folder: Path) -> bool:

@@ -117,9 +117,9 @@ class Case:
         if what not in FAULTS:
             raise WrongAnswer(f'"what" is {what!r}; choose one of {", ".join(sorted(FAULTS))}')
         why = f"{FAULTS[what].shows if what != self._what else ''}: do you see that here?"
-        require(what == self._what, f"case {self.name}, what", f"not a {what}. There {why}")
+        require(what == self._what, f"case {self.name}, what", f"not {what!r}. There {why}")
         right = self._rank if isinstance(self._rank, tuple) else (self._rank,)
-        everybody = 'all, if no rank is special: "all"'
+        everybody = '"all", if no rank is special'
         require(
             given["rank"] in right,
             f"case {self.name}, which rank",
@@ -151,15 +151,14 @@ class Case:
                 why = "; ".join(filter(None, (how_it_ended(Path(name), codes), first_failure(Path(name)))))
                 raise WrongAnswer(f"{what}: with your line the program still breaks: {why}")
             got = notes(Path(name))
-        if self._fault.no_cure and re.search(self._fault.no_cure, fix):
-            raise WrongAnswer(f"{what}: {fix.strip()!r} works today, and will break again in the same way")
         for kind in ("start", "evaluated", "valid", "end"):
             _require_alike(got, kind, what)
         if self._fault.exact:
             _require_equal(got, good_notes(), what)
         else:
             _require_whole_epochs(got, what)
-        print(f"right: {what}")
+        pattern, why = self._fault.no_cure or ("(?!)", "")
+        require(not re.search(pattern, fix), what, f"with {fix.strip()!r} it runs, but {why}")
 
     def _ask(self, answer: Callable[[], dict]) -> dict:
         given = alone(answer)
@@ -169,6 +168,8 @@ class Case:
         count, number = len(self.text.splitlines()), given["line"]
         if not isinstance(number, int) or not 1 <= number <= count:
             raise WrongAnswer(f'"line" is {number!r}; it is a number from 1 to {count}, see program()')
+        if given["rank"] not in (*range(RANKS), "all"):
+            raise WrongAnswer(f'"rank" is {given["rank"]!r}; it is a number from 0 to {RANKS - 1}, or "all"')
         if not isinstance(given["fix"], str):
             raise WrongAnswer(
                 f'"fix" is {given["fix"]!r}; it is a line of the program or the name of a remedy, as text'
@@ -186,8 +187,14 @@ def _require_alike(found: list[dict], kind: str, what: str) -> None:
     ranks = [[note for note in found if note["event"] == kind and note["rank"] == rank] for rank in range(RANKS)]
     shared = ("weights", "buffers", "loss")
     values = [[[note.get(name) for name in shared] for note in events] for events in ranks]
-    if any(other != values[0] for other in values[1:]):
-        raise WrongAnswer(f'{what}: the program runs to its end, but the ranks do not agree; see "{kind}" of each rank')
+    for events in zip(*values):
+        for name, held in zip(shared, zip(*events)):
+            if len(set(held)) > 1:
+                there = ", ".join(f"{value:.6g}" for value in held)
+                said = f'in its note "{kind}" {name} of ranks 0 to {RANKS - 1}: {there}'
+                raise WrongAnswer(f"{what}: the program runs to its end, but the ranks do not agree; {said}")
+    if len({len(events) for events in values}) > 1:
+        raise WrongAnswer(f'{what}: the ranks make unequal numbers of notes "{kind}"')
 
 
 def _require_equal(found: list[dict], good: list[dict], what: str) -> None:

@@ -24,7 +24,7 @@ KINDS = {
     "gather": GREEN,
     "reduce": PINK,
 }
-NAMES = {"sync": "wait for gradients", "wait": "wait for the other rank"}
+NAMES = {"sync": "wait for gradients", "wait": "wait for other ranks"}
 
 
 def _draw_spans(axis: Axes, timeline: Timeline, rows: Mapping[str, float], *, first: float, last: float) -> None:

@@ -304,7 +304,7 @@ show(Overlapped.count, Overlapped.leave, Overlapped.sync)
 #
 # `DistributedDataParallel` is this third way in C++: it broadcasts rank 0's weights, makes buckets, and attaches hooks to the
 # parameters. In our library it is one call. (Buffers are BatchNorm's running means. By default DDP sends rank 0's before
-# every forward pass; our trainer does so once before it evaluates.)
+# every forward pass of training; our trainer does so once before it evaluates.)
 
 # %%
 from course_lib.parallel.ddp import ddp

@@ -140,7 +140,7 @@ def test_ddp_sends_the_buffers_of_rank_0_before_each_forward_and_then_every_rank
 def test_the_other_faults_of_a_lab_and_another_line_are_refused(name, cases, answers):
     case, answer = cases[name], answers[name]
     for other in (fault for near, fault in CASES.items() if near[0] == name[0] and near != name):
-        words = f"not a {other}. There {FAULTS[other].shows}: do you see that here?"
+        words = f"not {other!r}. There {FAULTS[other].shows}: do you see that here?"
         with pytest.raises(WrongAnswer, match=re.escape(words)):
             case.check(partial(dict, answer, what=other))
     with pytest.raises(WrongAnswer, match="line 1 is `import json`; .*does not come from there"):
@@ -155,11 +155,12 @@ def test_the_other_faults_of_a_lab_and_another_line_are_refused(name, cases, ans
         (
             "1a",
             {"rank": 1},
-            'not 1. Which rank does or suffers what the others don\'t? (all, if no rank is special: "all")',
+            'not 1. Which rank does or suffers what the others don\'t? ("all", if no rank is special)',
         ),
         ("1a", {"line": 48}, "line 48 is `model = nn.Sequential(`; it may be mended there, too, but"),
         ("1a", {"line": 0}, "it is a number from 1 to"),
         ("1d", {"rank": 1}, "not 1."),
+        ("1d", {"rank": "1"}, '"rank" is \'1\'; it is a number from 0 to 2, or "all"'),
         ("3d", {"what": "slow storage"}, "load for long in every step"),
     ],
 )
@@ -185,6 +186,7 @@ def test_a_remedy_does_not_replace_a_fix_and_a_line_no_remedy(cases, answers):
             'dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29512", rank=rank, world_size=ranks)',
             "again",
         ),
+        ("3c", "nn.BatchNorm2d(8, track_running_stats=False),", "each still normalises by its own share"),
         ("2c", "sampler = DistributedSampler(train, drop_last=True)", "line \\d+: TypeError: .*DistributedSampler"),
     ],
 )

@@ -335,7 +335,8 @@ check_gradients(3, 1, root)
 # ranks `batch` is `None`; all have the same `model`. Rank r computes `lengths[r]` samples, in order, and everybody knows
 # `lengths`. Rank 0 gives each rank its piece, and computes one itself. It returns the outputs of all, in order; the others
 # return `None`. The pieces are uneven, so `dist.scatter` and `dist.gather`, which want them equal, will not do as they are:
-# `dist.send(tensor, rank)` and `dist.recv(tensor, rank)` take any length.
+# `dist.send(tensor, rank)` sends a tensor of any length, and `dist.recv(tensor, rank)` fills one that you have made. As in
+# lesson 00, `dist.get_rank()` says which rank you are. Only the forward pass is asked for: no gradient travels.
 
 
 # %% solution="messages"
@@ -369,7 +370,7 @@ def forward(model: nn.Linear, batch: torch.Tensor | None, lengths: list[int]) ->
 # <details><summary>Hint 2</summary>
 #
 # Each message has a `send` on one side and a `recv` on the other. Rank 0 sends all pieces before it computes its own: then the
-# others compute at the same time, instead of one after the other.
+# others compute at the same time, instead of one after the other. Nobody sends to himself.
 #
 # </details>
 # <details><summary>Hint 3</summary>

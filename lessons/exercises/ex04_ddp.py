@@ -121,6 +121,7 @@ def check_average(ranks: int, samples: int) -> None:
 
 
 check_average(2, 4)
+check_average(3, 2)
 ### BEGIN HIDDEN TESTS
 check_average(3, 5)
 check_average(4, 1)
@@ -278,6 +279,7 @@ def check_send(ranks: int, samples: int, groups: list[list[int]]) -> None:
     mistakes = {
         "the sum over the ranks: divide it by their number": [[g * ranks for g in wanted]] * ranks,
         "each rank's own gradient: the average stayed in the flat tensor, which is a copy": own,
+        "the mean of the weights: it is their `grad` that travels": [[p.detach() for p in make().parameters()]] * ranks,
         "right but for a parameter whose grad was None: it has to get the mean, too": [
             *[wanted] * (ranks - 1),
             wanted[:2] + own[-1][2:],

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 from course_lib import places, plots
-from course_lib.checks import alone, on_ranks, prepare, require, same
+from course_lib.checks import alone, on_ranks, prepare, require, same, unseen
 
 torch.set_num_threads(1)
 prepare("torch._dynamo", "lightning")  # imports that take seconds: once, not on every rank
@@ -109,7 +109,8 @@ class Classifier(lightning.LightningModule):
 # <details><summary>Hint 2</summary>
 #
 # The Trainer takes what `training_step` *returns* and calls `backward` on it. A schedule that is returned alone moves on once
-# an epoch. `"lr_scheduler"` may also be a dictionary, which has room for a word about that.
+# an epoch. `"lr_scheduler"` may also be a dictionary: the schedule under `"scheduler"`, and how often it moves on under
+# `"interval"`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -138,6 +139,7 @@ plots.lines(
 def check_module(ranks: int, count: int, *, batch: int, epochs: int) -> None:
     samples, rate = make_samples(count), {"lr": 0.1, "warmup": 10}
 
+    @unseen
     def run(rank):
         model, mine = Classifier(make_net(), **rate), Subset(samples, range(rank, count, ranks))
         try:
@@ -155,6 +157,7 @@ def check_module(ranks: int, count: int, *, batch: int, epochs: int) -> None:
         "it has made?": make_net().state_dict(),
         "a schedule that moves on once an epoch, the default": one(every="epoch"),
         "a rate that never changes: where is the schedule?": one(warmup=1),
+        'a rate that stays as it was at step 0: does the Trainer get the schedule, as "lr_scheduler"?': one(every="never"),
         "a loss or a rate divided by the number of ranks: DDP has averaged the gradients already": one(lr=0.1 / ranks),
         "a loss or a rate times the number of ranks: the batch of all of them is that of one process": one(
             lr=0.1 * ranks
@@ -241,6 +244,7 @@ def check_judge(shares: list[int], batch: int) -> None:
     ends = [sum(shares[: rank + 1]) for rank in range(ranks)]
     mine = [range(end - share, end) for end, share in zip(ends, shares)]  # rank by rank
 
+    @unseen
     def run(rank):
         loader = DataLoader(Subset(samples, mine[rank]), batch_size=batch)
         logged = make_trainer(ranks).validate(Judge(make_net()), loader, verbose=False)

@@ -55,7 +55,8 @@ case_a = Case("3a")
 case_a.program()
 
 # %% [markdown]
-# The evidence that most would look at first; add cells of your own for more.
+# The evidence that most would look at first; add cells of your own for more. (The gap near the end is the evaluation, which
+# the timeline does not record.)
 
 # %%
 case_a.timeline()
@@ -181,7 +182,7 @@ def answer_c() -> dict:
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A norm that looks at one image at a time needs no averages over the batch: `nn.GroupNorm(2, 8)`.
+# A norm that looks at one image at a time needs no averages over the batch: `nn.GroupNorm(2, 8),` with its comma.
 #
 # </details>
 
@@ -192,11 +193,12 @@ case_c.check(answer_c)
 case_c.check_fix(answer_c)
 
 # %% [markdown]
-# What does DDP do about buffers? It sends rank 0's to all ranks before each forward pass: the broadcasts in
+# What does DDP do about buffers? It sends rank 0's to all ranks before each forward pass of training: the broadcasts in
 # `case_c.flight_recorder()`. So ranks differ only by what their last batch has added, but the averages are those of rank 0's
 # images alone, and in training every rank normalises by its own share of the batch. A norm that looks at one image at a time
 # mends both. (`nn.SyncBatchNorm` normalises by the batch of all ranks together; it needs GPUs.) And `model.module` in the
-# evaluation? There the ranks have unequal numbers of images, and a forward pass of DDP's would have sent buffers each time.
+# evaluation? Under `no_grad` DDP sends buffers before the first forward pass only. With `model(x)` the ranks would agree, on rank
+# 0's averages; but a rank without any images would not come to that broadcast, and the others would wait for it.
 
 # %% [markdown]
 # ## Case d · A bolder batch
@@ -238,7 +240,8 @@ def answer_d() -> dict:
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Any batch that fits will do; gradients can be accumulated over several of them (exercise 01).
+# Any batch that fits will do; gradients can be accumulated over several of them (exercise 01). The fix takes the place of
+# `"line"`: to change the batch, name the line that sets it.
 #
 # </details>
 

@@ -77,6 +77,16 @@ def average_in_buckets(buckets):
             parameter.grad /= dist.get_world_size()
 
 
+# %% send: the mean of the weights
+def average_in_buckets(buckets):
+    for bucket in buckets:
+        flat = torch.cat([p.detach().flatten() for p in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+            parameter.grad = part.view_as(parameter)
+
+
 # %% send: the average stayed in the flat tensor
 def average_in_buckets(buckets):
     for bucket in buckets:
