@@ -135,7 +135,7 @@ class CourseSpawner(batchspawner.SlurmSpawner):
 
     async def submit_batch_script(self) -> str:
         """Who waits may be gone before Slurm has answered; a job that nobody knows must not stay."""
-        self.db.commit()
+        self.user.db.commit()
         self.submitted = ""  # job_id is forgotten when the job has ended
         submitting = asyncio.ensure_future(super().submit_batch_script())
         try:
@@ -145,7 +145,7 @@ class CourseSpawner(batchspawner.SlurmSpawner):
             raise
         self.abandoned = False
         self.orm_spawner.state = self.get_state() | {"starting": True}  # if the hub is restarted now, it knows the job
-        self.db.commit()
+        self.user.db.commit()
         return self.submitted
 
     async def withdraw(self, submitting: asyncio.Future) -> None:

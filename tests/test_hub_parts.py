@@ -777,7 +777,8 @@ def test_a_number_that_another_process_has_by_now_is_left_alone(script, name, tm
 
 @pytest.fixture
 def server() -> spawner.CourseSpawner:
-    return spawner.CourseSpawner(site=site.read(ROOT / "hub" / "site.toml"))
+    user = SimpleNamespace(db=SimpleNamespace(commit=lambda: None))
+    return spawner.CourseSpawner(site=site.read(ROOT / "hub" / "site.toml"), user=user)
 
 
 def test_the_form_has_every_profile_and_every_hour_and_the_first_is_chosen(server):
@@ -940,7 +941,7 @@ def test_a_restarted_hub_cancels_the_job_of_a_server_that_had_not_started(restar
 
     monkeypatch.setattr(batchspawner.SlurmSpawner, "submit_batch_script", submit)
     before = server
-    before.orm_spawner, before.db = SimpleNamespace(state=None, server=None), SimpleNamespace(commit=lambda: None)
+    before.orm_spawner = SimpleNamespace(state=None, server=None)
     asyncio.run(before.submit_batch_script())
     if restarted == "later":
         before.orm_spawner.state = before.get_state()  # as JupyterHub does when start() has returned
@@ -974,7 +975,7 @@ def test_a_job_that_is_submitted_when_nobody_waits_any_more_is_cancelled(server,
     monkeypatch.setattr(batchspawner.SlurmSpawner, "submit_batch_script", submit)
     monkeypatch.setattr(server, "run_command", run_command)
     monkeypatch.setattr(server, "get_req_subvars", dict)
-    server.exec_prefix, server.db = "", SimpleNamespace(commit=lambda: None)
+    server.exec_prefix = ""
     asyncio.run(start_and_stop())
     assert [command.split() for command in commands] == [["scancel", "7"]]
 

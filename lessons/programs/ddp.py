@@ -12,7 +12,7 @@ from course_lib.config import Config
 from course_lib.data.batches import Batches
 from course_lib.data.tasks import make_task
 from course_lib.trainer import make_model
-from course_lib.world import World
+from course_lib.world import World, stop
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -35,4 +35,4 @@ if world.is_main:
     config.run.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), config.run / "weights.pt")
 del wrapped
-dist.destroy_process_group()
+stop(world)
