@@ -1080,6 +1080,21 @@ def test_why_a_job_waits_is_told_in_a_learners_words(reason, words, server):
     assert f"Job 7 waits in the queue: {words}" in server.state_in_words()
 
 
+def test_who_waits_is_told_each_change_until_the_job_runs(server, monkeypatch):
+    states = iter([("7", "PENDING|n/a|Priority"), ("7", "PENDING|n/a|Priority"), ("7", "RUNNING|node2|None")])
+
+    async def a_second_passes(_):
+        server.job_id, server.job_status = next(states)
+
+    async def read() -> list[str]:
+        return [event["message"] async for event in server.progress()]
+
+    monkeypatch.setattr(asyncio, "sleep", a_second_passes)
+    asked, waits, runs = asyncio.run(read())
+    assert asked.startswith("Asking Slurm") and waits.startswith("Job 7 waits in the queue: the cluster is full")
+    assert runs.startswith("Job 7 runs on node2")
+
+
 def test_a_job_that_slurm_refuses_is_told_to_the_learner(server, monkeypatch):
     async def start(self):
         raise RuntimeError("sbatch: error: invalid partition")

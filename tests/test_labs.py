@@ -129,11 +129,19 @@ def test_ddp_sends_the_buffers_of_rank_0_before_each_forward_and_then_every_rank
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(1))
         for step in range(3):
             model(torch.full((2, 1), 10.0 * step + rank)).sum().backward()
-        return model.module.running_mean.item()
+        found = [model.module.running_mean.item()]
+        model.eval()
+        with torch.no_grad():
+            for _ in range(2):
+                model(torch.zeros(2, 1))
+                found.append(model.module.running_mean.item())
+                model.module.running_mean += rank
+        return found
 
-    first, second = on_ranks(2, learn)
+    (first, *_), (second, *evaluated) = on_ranks(2, learn)
     assert first == pytest.approx(0.9 * (0.1 * 10) + 0.1 * 20)
     assert second == pytest.approx(first + 0.1)  # by its last batch alone
+    assert evaluated == pytest.approx([first, first + 1])  # without gradients they are sent before the first pass only
 
 
 @pytest.mark.parametrize("name", CASES)
